@@ -1,6 +1,6 @@
-"""From a model's name to its folder: a folder, a bundled model, or a hub id, in diffusers' layout.
+"""Find the folder of a model by its name: a local folder, a bundled model or a hub id, in diffusers' layout.
 
-Nothing in a model folder is imported or executed: its JSON is read, its weights are tensors.
+Nothing in a model folder is imported or executed. JSON is parsed, and weights are loaded as tensors.
 """
 
 import difflib
@@ -27,17 +27,17 @@ from fastdiff.errors import InputError
 from fastdiff.schema import checked
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
-# The stems of each library's weight files, by their extension
+# The stem of each library's weight files, by extension
 STEMS: dict[Library, dict[str, str]] = {
     "diffusers": {"safetensors": "diffusion_pytorch_model", "bin": "diffusion_pytorch_model"},
     "transformers": {"safetensors": "model", "bin": "pytorch_model"},
 }
 
-_CACHED = "models--"  # the beginning of the name of a model's folder in huggingface_hub's cache
-_CONFIGS = ("model_index.json", "config.json")  # a pipeline's folder has the first, a plain model's the second
+_CACHED = "models--"  # prefix of a model's folder in huggingface_hub's cache
+_CONFIGS = ("model_index.json", "config.json")  # of a pipeline, of a single model
 _TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"),
-    *("special_tokens_map.json", "added_tokens.json"),  # of older ones
+    *("special_tokens_map.json", "added_tokens.json"),  # of older tokenizers
 )
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -50,24 +50,28 @@ def resolve(
     variant: str | None = None,
     local_files_only: bool = False,
 ) -> Path:
-    """The local folder of a model: a folder that holds one, else a bundled name, else a hub id `org/name`.
+    """Return the local folder of a model.
 
-    A hub model is downloaded into huggingface_hub's cache (which HF_HUB_OFFLINE and `local_files_only` restrict to
-    what is there), its weights in safetensors where it has them. `revision`, `token` and `variant` are diffusers'.
-    Raises InputError for a name that is none of the three, for a variant or revision that none can have, and
-    for whatever the hub refuses.
+    The name is that of a local model folder, of a bundled model, or a hub id `org/name`, tried in this order. A hub
+    model is downloaded into huggingface_hub's cache; weights in safetensors are preferred. With HF_HUB_OFFLINE or
+    `local_files_only` only files in the cache are used. `revision`, `token` and `variant` are as in diffusers.
+
+    Raises InputError for a name that is none of the three, for a malformed variant or revision, and for any error of
+    the hub.
     """
     name = _checked_name(name_or_path)
     checked("variant", variant, Variant | None)
     checked("revision", revision, Revision | None)
     if not isinstance(token, str | bool | None):
-        raise InputError("token: it is neither a text nor True; give the token, or leave it out")
+        raise InputError("token: it must be a string or a bool; give the token, or leave it out")
     checked("local_files_only", local_files_only, bool)
     _check_permission(name)
     if is_hub_id(name):
         return _download(name, revision, token, variant, local_files_only)
     if revision is not None:
-        raise InputError(f"revision {revision!r} has no meaning for {name}; only a hub id org/name has revisions")
+        raise InputError(
+            f"revision {revision!r} is given for {name}, but only a hub id org/name has revisions; leave it out"
+        )
     bundled = bundled_models()
     if name in bundled and not _is_model(name):
         return bundled[name]
@@ -76,7 +80,7 @@ def resolve(
     if os.path.isdir(name):
         raise InputError(f"{name} holds neither {' nor '.join(_CONFIGS)}; give a model folder in diffusers' layout")
     if os.path.isfile(name):
-        raise InputError(f"{name} is a file; give the model folder in diffusers' layout that it belongs to")
+        raise InputError(f"{name} is a file; give its model folder, in diffusers' layout")
     close = difflib.get_close_matches(name, bundled, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise InputError(f"no model {name!r}; {hint}{_on_offer()}")
@@ -94,30 +98,30 @@ def _on_offer() -> str:
 
 
 def _check_permission(name: str) -> None:
-    """InputError for a folder that may be there, but that nobody shows us."""
+    """Raise InputError if the folder cannot be read for lack of permission."""
     try:
         os.stat(os.path.join(name, _CONFIGS[0]))
     except PermissionError:
-        raise InputError(f"{name} may not be read (Permission denied); ask its owner, or give another model") from None
-    except (OSError, ValueError):  # for `resolve` to tell
+        raise InputError(f"{name} cannot be read (permission denied); ask its owner, or give another model") from None
+    except (OSError, ValueError):  # `resolve` reports it
         pass
 
 
 def bundled_models() -> dict[str, Path]:
-    """The models inside the package, by name."""
+    """Return the folders of the models in the package, by name."""
     return {folder.name: folder for folder in sorted(BUNDLED.iterdir()) if _is_model(folder)}
 
 
 def cached_models() -> dict[str, Path]:
-    """The models in huggingface_hub's cache that fastdiff can draw with, by hub id: the folder of their main revision.
+    """Return the models in huggingface_hub's cache that fastdiff can draw with: hub id to folder.
 
-    Without a main revision it is the one downloaded last. A model whose files cannot be read is among them, so that a
-    list can say why it cannot be drawn with. Empty where there is no cache.
+    The folder is that of the main revision, or else of the last download. Models whose files cannot be read are
+    included, so that a list can say what is wrong with them. The result is empty without a cache.
     """
     from huggingface_hub import constants
 
     found = {}
-    for repo in sorted(Path(constants.HF_HUB_CACHE).glob(f"{_CACHED}*")):  # its own scan ends at what it may not read
+    for repo in sorted(Path(constants.HF_HUB_CACHE).glob(f"{_CACHED}*")):  # scan_cache_dir stops at unreadable folders
         try:
             folder = _newest_snapshot(repo)
             is_listed = folder is not None and (_is_supported(folder) or _is_broken(folder))
@@ -129,18 +133,18 @@ def cached_models() -> dict[str, Path]:
 
 
 def _newest_snapshot(repo: Path) -> Path | None:
-    """The folder of a cached repository's main revision, else of its last one. OSError where that cannot be told."""
+    """Return the folder of a cached repository's main revision, or else of its newest one. OSError if unreadable."""
     main = repo / "refs" / "main"
     commit = main.read_text(errors="replace").strip() if main.is_file() else None
     try:
         snapshots = [folder for folder in (repo / "snapshots").iterdir() if folder.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):  # nothing of it was downloaded
+    except (FileNotFoundError, NotADirectoryError):  # nothing was downloaded
         return None
     return max(snapshots, key=lambda folder: (folder.name == commit, folder.stat().st_mtime), default=None)
 
 
 def _is_broken(folder: Path) -> bool:
-    """Whether `folder` has a config that cannot be read."""
+    """Return whether a config in `folder` cannot be read."""
     for path in (folder / name for name in _CONFIGS):
         try:
             if os.path.lexists(path):
@@ -151,12 +155,12 @@ def _is_broken(folder: Path) -> bool:
 
 
 def weights_name(extension: str, variant: str | None = None, library: Library = "diffusers") -> str:
-    """A library's name of a file that holds all weights: `extension` is safetensors or bin."""
+    """Return a library's name for a file with all weights. `extension` is safetensors or bin."""
     return ".".join(filter(None, (STEMS[library][extension], variant, extension)))
 
 
 def index_names(extension: str, variant: str | None = None, library: Library = "diffusers") -> list[str]:
-    """A library's names, the newer first, of the index of weights in shards."""
+    """Return a library's names for the index of sharded weights, newest first."""
     name = weights_name(extension, library=library)
     if variant is None:
         return [f"{name}.index.json"]
@@ -164,7 +168,7 @@ def index_names(extension: str, variant: str | None = None, library: Library = "
 
 
 def _weight_names(extension: str, variant: str | None, library: Library) -> list[str]:
-    """All names that a library gives to files of weights and their index; those of shards are patterns."""
+    """Return all names that a library gives to weight files and indices. The names of shards are patterns."""
     stem, shard = STEMS[library][extension], "-?????-of-?????"
     shards = [f"{stem}{shard}.{extension}"]
     if variant is not None:
@@ -173,7 +177,7 @@ def _weight_names(extension: str, variant: str | None, library: Library) -> list
 
 
 def component_folder(root: str | Path, name: str) -> Path:
-    """`root`/`name` where it exists, else `root`: old hub repositories keep every component's files at the top."""
+    """Return `root`/`name` if it exists, else `root`: old hub repositories have all components' files at the top."""
     folder = Path(root) / name
     return folder if folder.is_dir() else Path(root)
 
@@ -183,14 +187,14 @@ def _is_model(folder: str | Path) -> bool:
 
 
 class Needed(NamedTuple):
-    """The folders of a model that more than its first JSON files are needed of."""
+    """The folders of a model whose weights or vocabularies are needed."""
 
-    models: dict[Path, Library]  # with weights, and the library that names their files
+    models: dict[Path, Library]  # folders with weights, and the library that names the files
     tokenizers: list[Path]
 
 
 def needed_folders(root: Path) -> Needed:
-    """The folders of the pipeline below `root`, or `root` itself where it is a plain model.
+    """Return the folders of the pipeline in `root`, or `root` itself if it holds a single model.
 
     Raises InputError for a pipeline or model that fastdiff does not run.
     """
@@ -213,16 +217,17 @@ def _is_supported(folder: Path) -> bool:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether `name` has the form org/name and is not also a path that exists."""
+    """Return whether `name` has the form org/name and is not an existing path."""
     return bool(_HUB_ID.fullmatch(name)) and not os.path.exists(name)
 
 
 def _download(
     repo_id: str, revision: str | None, token: str | None, variant: str | None, local_files_only: bool
 ) -> Path:
-    """Configs first, so that an unsupported pipeline is refused before its gigabytes come; then what it needs.
+    """Download the configs, then the files that the pipeline needs. Return the snapshot's folder.
 
-    The later requests name the commit that the first one found: a push in between cannot mix two versions.
+    With configs first, an unsupported pipeline costs no gigabytes. Later requests name the commit of the first one, so
+    a push in between cannot mix two versions.
     """
     snapshot = partial(_snapshot, repo_id, token=token, local_files_only=local_files_only)
     root = snapshot(_json_files(), revision=revision)
@@ -231,12 +236,12 @@ def _download(
     needed = needed_folders(root)
 
     def fetch(folder: Path, names: Collection[str]) -> bool:
-        """Download those files of a folder, and its config. Whether there are any of them."""
+        """Download a folder's config and these files. Return whether any of the files exist."""
         wanted = [(folder / name).relative_to(root).as_posix() for name in ("config.json", *names)]
         snapshot(wanted, revision=root.name)
         return any(any(folder.glob(name)) for name in names)
 
-    where = f"in diffusers' layout that can be had; see https://huggingface.co/{repo_id}/tree/{revision or 'main'}"
+    where = f"in diffusers' layout; see https://huggingface.co/{repo_id}/tree/{revision or 'main'}"
     for folder in needed.tokenizers:
         if not fetch(folder, _TOKENIZER_FILES):
             raise InputError(f"hub model {repo_id} has no {folder.name} {where}")
@@ -249,9 +254,9 @@ def _download(
 
 
 def _json_files() -> list[str]:
-    """The files that say what else a model needs.
+    """Return the names of the JSON files that say what else a model needs.
 
-    By name, not *.json: offline, the client refuses a snapshot that lacks any file asked for.
+    They are names, not `*.json`: offline, the client refuses a snapshot that lacks any file of a request.
     """
     return [
         *_CONFIGS,
@@ -265,14 +270,14 @@ def _json_files() -> list[str]:
 def _snapshot(
     repo_id: str, patterns: list[str], *, revision: str | None, token: str | None, local_files_only: bool
 ) -> Path:
-    import huggingface_hub  # slow to import, and needed for hub ids only
+    import huggingface_hub  # slow to import, and only needed for hub ids
     from huggingface_hub.errors import HTTPError
 
     try:
         folder = huggingface_hub.snapshot_download(
             repo_id, allow_patterns=patterns, revision=revision, token=token, local_files_only=local_files_only
         )
-    except (OSError, ValueError, HTTPError) as error:  # the client's own errors, the disk's, its transport's
+    except (OSError, ValueError, HTTPError) as error:  # errors of the disk, the client and its transport
         raise InputError(f"hub model {repo_id}: {_refusal(error, repo_id, revision)}") from None
     return Path(folder)
 
@@ -281,14 +286,14 @@ def _refusal(error: Exception, repo_id: str, revision: str | None) -> str:
     from huggingface_hub import errors
 
     page = f"https://huggingface.co/{repo_id}"
-    reasons = {  # the first that fits: a gated repository is also one that was not found
-        errors.GatedRepoError: f"it is gated; accept its terms at {page}, then `hf auth login` or give a token",
-        errors.RevisionNotFoundError: f"there is no revision {revision!r}; see {page}/commits",
-        errors.RepositoryNotFoundError: "there is none, or it is private; check the name, or `hf auth login`",
-        errors.DisabledRepoError: "it was disabled by the hub; choose another model",
-        errors.HFValidationError: "this is not a valid hub id; write org/name",
+    reasons = {  # the first match counts: GatedRepoError is a RepositoryNotFoundError
+        errors.GatedRepoError: f"it is gated; accept its terms at {page}, then run `hf auth login` or give a token",
+        errors.RevisionNotFoundError: f"it has no revision {revision!r}; see {page}/commits",
+        errors.RepositoryNotFoundError: "it does not exist, or it is private; check the name, or run `hf auth login`",
+        errors.DisabledRepoError: "the hub disabled it; choose another model",
+        errors.HFValidationError: "it is not a valid hub id; write org/name",
         errors.LocalTokenNotFoundError: "there is no stored token; run `hf auth login`",
-        errors.LocalEntryNotFoundError: "it is not in the local cache and the hub was not reached; "
+        errors.LocalEntryNotFoundError: "it is not in the local cache, and the hub cannot be reached; "
         "go online (and unset HF_HUB_OFFLINE), or give a folder",
     }
     for kind, reason in reasons.items():

@@ -1,4 +1,4 @@
-"""JSON files of a model folder: read, whatever they hold."""
+"""Read the JSON files of a model folder, whatever they contain."""
 
 import json
 import os
@@ -9,18 +9,18 @@ from typing import Any
 
 from fastdiff.errors import InputError
 
-MAX_BYTES = 2**23  # of a file: ImageNet-21k's names of its classes are 1 MB, the indices of the largest models less
-MAX_DEPTH = 32  # of objects and lists in one another: diffusers' files nest 3 of them
-MAX_DIGITS = 20  # of a whole number, as many as 2^64 has
+MAX_BYTES = 2**23  # of a file: the class names of ImageNet-21k take 1 MB, indices of the largest models less
+MAX_DEPTH = 32  # of nested objects and lists: diffusers' files nest 3
+MAX_DIGITS = 20  # of an integer: 2^64 has as many
 
-_TOO_DEEP = f"more than {MAX_DEPTH} objects and lists in one another"
+_TOO_DEEP = f"more than {MAX_DEPTH} nested objects and lists"
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """The JSON object in `path`, which may be a link to a file elsewhere.
+    """Return the JSON object in `path`, which may be a symbolic link.
 
-    Raises InputError where there is no such file, where it is none (a pipe, which would wait for its writer, a device),
-    is over MAX_BYTES or holds anything else.
+    Raises InputError if the file does not exist, is not a regular file (a pipe would block until someone writes to it),
+    is larger than MAX_BYTES, or holds anything but a JSON object.
     """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -31,7 +31,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
             raise InputError(f"{path} has more than the {MAX_BYTES >> 20} MB that fastdiff reads; save the model again")
         content = parse_json(text.decode("utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist; a model folder in diffusers' layout has it") from None
+        raise InputError(f"{path} does not exist; give a model folder in diffusers' layout, which has it") from None
     except InputError:
         raise
     except (OSError, ValueError) as error:
@@ -42,9 +42,10 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """The value of a JSON text; ValueError in one line where it is malformed, nested deeply or a number is too long.
+    """Return the value of a JSON text.
 
-    `parse_constant` is json's: it makes a value of NaN and of Infinity.
+    `parse_constant` is as in `json.loads`: it is called for NaN and Infinity. Raises ValueError, with a message of one
+    line, for malformed text, for more than MAX_DEPTH levels and for integers of more than MAX_DIGITS digits.
     """
     try:
         content = json.loads(text, parse_int=_bounded_int, parse_constant=parse_constant)
@@ -59,7 +60,7 @@ def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) ->
 
 
 def _children(value: Any) -> list[Any]:
-    """The objects and lists in a JSON value; text and numbers hold none."""
+    """Return the objects and lists directly inside a JSON value."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [each for each in inside if isinstance(each, dict | list)]
 

@@ -1,4 +1,4 @@
-"""Load: how a folder's models are loaded, checked once and handed on as one value."""
+"""Load: the options of loading a model folder, checked once and passed on as one value."""
 
 from dataclasses import dataclass
 
@@ -13,13 +13,13 @@ from fastdiff.schema import checked
 
 @dataclass(frozen=True)
 class Load:
-    """How a folder's models are loaded. `of` makes one of what a caller gives."""
+    """The options of loading a model folder. Make one with `Load.of`, which checks them."""
 
-    device: torch.device  # where they work
+    device: torch.device  # where the models run
     dtype: torch.dtype
-    variant: str | None = None  # of the weights' files
-    precision: Precision = "full"  # of the weights of the denoiser and of text encoders
-    offload: bool = False  # whether each part is on the GPU only while it works
+    variant: str | None = None  # of the weight files
+    precision: Precision = "full"  # of the weights of the denoiser and the text encoders
+    offload: bool = False  # whether each part is on the GPU only while it runs
     scheduler: str | None = None  # None: the folder's
 
     @classmethod
@@ -33,9 +33,10 @@ class Load:
         offload: bool = False,
         scheduler: str | None = None,
     ) -> "Load":
-        """Return the choices as one value. auto takes a GPU if the machine has one, and the dtype that suits it.
+        """Check the options and return them as one value.
 
-        Raises InputError that names the one that cannot be. The variant is checked where its files are looked for.
+        Device auto is a GPU if the machine has one; dtype auto is the one that suits the device. The variant is checked
+        later, when the files are looked for. Raises InputError that names the bad option.
         """
         device = resolve_device(device)
         dtype = resolve_dtype(dtype, device)
@@ -43,7 +44,7 @@ class Load:
         checked("precision", precision, Precision)
         check_precision(precision, device)
         if checked("offload", offload, bool) and device.type == "cpu":
-            raise InputError("offload: there is no GPU whose memory it would save; leave it out")
+            raise InputError("offload: it saves GPU memory, but the device is the CPU; leave it out")
         return cls(device, dtype, variant, precision, offload, scheduler)
 
     @property

@@ -1,4 +1,4 @@
-"""ModelCard: all that the JSON files of a model folder say, in one value. Imports no torch."""
+"""ModelCard: the contents of a model folder's JSON files as one value. Imports no torch."""
 
 import re
 from collections.abc import Mapping
@@ -18,28 +18,28 @@ from fastdiff.kinds import TrainSteps
 from fastdiff.sampler_names import scheduler_name
 from fastdiff.schema import checked
 
-SAMPLE_SIZE = 64  # of Stable Diffusion 1, of whose files the oldest say less
+SAMPLE_SIZE = 64  # of Stable Diffusion 1, whose oldest files have a smaller value
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The JSON files of a model folder, read and checked. Its parts' weights are still where they were."""
+    """The JSON files of a model folder, read and checked. No weights are loaded."""
 
     name: str
     folder: Path
-    classes: Mapping[str, str]  # of the parts there are, and of the `pipeline`: see read_model_index
+    classes: Mapping[str, str]  # of the `pipeline` and of its parts, see read_model_index
     config: DenoiserConfig
-    scheduler: str | None  # one of sampler_names.SCHEDULERS; None where the folder's is another
+    scheduler: str | None  # one of sampler_names.SCHEDULERS; None for any other
     num_train_timesteps: int
     info: ModelInfo
-    scale: int = 1  # pixels of a picture for one of the denoiser's, in height and in width
-    unused: tuple[str, ...] = ()  # parts of the folder that are not run
-    text_layers: tuple[int, ...] = ()  # of each text encoder
-    zeros_for_no_prompt: bool = False  # where the negative prompt is left open, SDXL's guidance starts from zeros
+    scale: int = 1  # pixels of a picture per pixel of the denoiser's, along each side
+    unused: tuple[str, ...] = ()  # parts of the folder that fastdiff does not run
+    text_layers: tuple[int, ...] = ()  # the number of layers of each text encoder
+    zeros_for_no_prompt: bool = False  # SDXL: without a negative prompt, its embeddings are zeros
 
     @classmethod
     def read(cls, name: str, folder: Path) -> "ModelCard":
-        """Raises InputError for a folder without configs, or of a pipeline that fastdiff does not run."""
+        """Read a folder. Raises InputError if configs are missing or fastdiff does not run the pipeline."""
         classes = registry.read_model_index(folder)
         pipeline = registry.PIPELINES[classes["pipeline"]]
         denoiser = _denoiser(classes)
@@ -64,12 +64,12 @@ class ModelCard:
 
     @property
     def pipeline(self) -> registry.PipelineClass:
-        """The class of diffusers that the folder was saved by."""
+        """The diffusers pipeline class that saved the folder."""
         return registry.PIPELINES[self.classes["pipeline"]]
 
     @property
     def reads_text(self) -> bool:
-        """Whether its pictures are drawn from prompts."""
+        """Whether the model draws from prompts."""
         return self.pipeline.reads_text
 
     @property
@@ -80,58 +80,58 @@ class ModelCard:
 
     @property
     def most_clip_skip(self) -> int:
-        """The most layers of its text encoders that a clip_skip may leave out; SDXL leaves out one more itself."""
+        """The largest clip_skip: layers of the text encoders that may be skipped. SDXL always skips one more."""
         return min(self.text_layers, default=0) - (registry.TEXT_ENCODER_2 in self.pipeline.companions)
 
     @property
     def notice(self) -> str | None:
-        """A line that names the folder's parts that are not run; None where there are none."""
+        """A line that names the parts of the folder that fastdiff does not run, or None if it runs all."""
         return f"{self.name}: its {' and '.join(self.unused)} will not be run" if self.unused else None
 
     @property
     def denoiser(self) -> registry.DenoiserPart:
-        """The part that its pipeline calls at each step."""
+        """The part that the pipeline calls at each step."""
         return _denoiser(self.classes)
 
     @property
     def drawn_by(self) -> str:
-        """Our pipeline class that draws it, with the module that it is in."""
+        """The name of the fastdiff pipeline class that draws with this model."""
         return self.pipeline.denoisers[self.denoiser]
 
     @property
     def revision(self) -> str | None:
-        """The commit that a folder of the hub's cache stands for."""
+        """The commit, if the folder is in the hub's cache, or else None."""
         return self.folder.name if self.folder.parent.name == "snapshots" else None
 
     @property
     def labels(self) -> list[int]:
-        """The indices of the labels, without the null label: as many as the model lists, else all of its table."""
+        """The labels without the null label: those that the model names, or else the whole label table."""
         count = len(self.info.labels) or self.config.num_class_embeds or 0
         return [label for label in range(count) if label != self.info.null_label]
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(width, height) of its pictures in pixels, where the config says; None for trajectories."""
+        """(width, height) of a picture in pixels. None if the config does not say, and for trajectories."""
         size = None if self.config.of_trajectories else self.config.trained_size
         return size and (size[1] * self.scale, size[0] * self.scale)
 
     @property
     def horizon(self) -> int | None:
-        """The positions of its trajectories, where the config says; None for pictures."""
+        """The length of a trajectory. None if the config does not say, and for pictures."""
         size = self.config.trained_size if self.config.of_trajectories else None
         return size and size[1]
 
     @property
     def size_factor(self) -> int:
-        """The number that width and height must be multiples of."""
+        """Width and height in pixels must be multiples of this number."""
         return self.config.size_factor * self.scale
 
     def label_name(self, index: int | None) -> str | int | None:
-        """The name of label `index`, or the index where it has none."""
+        """Return the name of label `index`, or the index if it has no name."""
         return index if index is None else self.info.label_name(index)
 
     def choices_name(self, choices: tuple[int, ...]) -> str | int:
-        """The name of the label or group that stands for these indices."""
+        """Return the name of the label or group that consists of these indices."""
         if len(choices) == 1:
             return self.info.label_name(choices[0])
         names = [self.info.labels[index] for index in choices]
@@ -145,7 +145,7 @@ def _denoiser(classes: Mapping[str, str]) -> registry.DenoiserPart:
 
 
 def _of_its_time(config: DenoiserConfig, pipeline: registry.PipelineClass, saved: Mapping[str, Any]) -> DenoiserConfig:
-    """The config as StableDiffusionPipeline takes it, which mends the sample_size that diffusers wrote before 0.9."""
+    """Correct the sample_size that diffusers wrote before 0.9, as StableDiffusionPipeline does."""
     version = re.match(r"0\.[0-8]\b", str(saved.get("_diffusers_version")))
     is_old = pipeline.name == "StableDiffusionPipeline" and version is not None
     if not is_old or not isinstance(config, UNet2DConditionConfig) or not isinstance(config.sample_size, int):

@@ -1,4 +1,7 @@
-"""The hash by which other tools tell models apart, of which a PNG's settings name ten digits, and that of all files."""
+"""Two hashes of a model: of its denoiser's weights, as other tools compute it, and of all its files.
+
+A PNG's settings hold the first ten digits of the first one.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,10 +16,10 @@ _TEXTS = ("*.json", "*.txt")  # configs, and the vocabularies of tokenizers
 
 
 def begin_hash(card: ModelCard, variant: str | None) -> "Future[str]":
-    """Begin to compute the SHA-256 of the denoiser's weights, whose shards count as one file, in hexadecimal digits.
+    """Start to compute the SHA-256 of the denoiser's weights, in hexadecimal digits. Shards count as one file.
 
-    It goes on beside the first steps: of gigabytes it takes seconds, and no picture is finished before that. Its result
-    raises OSError where a file cannot be read any more. InputError for weights that are missing.
+    It runs in a thread beside the first steps: gigabytes take seconds, and no picture is finished before that. The
+    future raises OSError if a file cannot be read any more. This function raises InputError if weights are missing.
     """
     files = weight_files.find(hub.component_folder(card.folder, card.denoiser.name), variant)
     thread = ThreadPoolExecutor(1)
@@ -26,9 +29,9 @@ def begin_hash(card: ModelCard, variant: str | None) -> "Future[str]":
 
 
 def begin_files_hash(card: ModelCard, variant: str | None) -> "Future[str]":
-    """Begin to compute a SHA-256 of all files that the model is loaded from, by name and content; in hexadecimal.
+    """Start to compute a SHA-256 of the names and contents of all files of the model, in hexadecimal digits.
 
-    Folders of equal files have equal hashes wherever they are. As `begin_hash` otherwise.
+    Folders with equal files have equal hashes, wherever they are. The rest is as in `begin_hash`.
     """
     needed = hub.needed_folders(card.folder)
     folders = {card.folder, *needed.models, *needed.tokenizers, hub.component_folder(card.folder, "scheduler")}
@@ -52,6 +55,6 @@ def _sha256(paths: Sequence[Path]) -> str:
     found = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK):  # large ones let go of Python's lock
+            while chunk := file.read(_CHUNK):  # hashing a large chunk releases the GIL
                 found.update(chunk)
     return found.hexdigest()

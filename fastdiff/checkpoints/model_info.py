@@ -1,4 +1,4 @@
-"""ModelInfo: what a model can be asked for and how it samples best, from fastdiff.json, whose keys are optional."""
+"""ModelInfo: a model's labels, example prompts and best sampling options, from fastdiff.json. All keys are optional."""
 
 import difflib
 import re
@@ -20,7 +20,7 @@ from fastdiff.schema import Schema, Wanted
 LabelName = Annotated[str, Len(1), Wanted("a name")]
 
 FILE_NAME = "fastdiff.json"
-SHOWN = 8  # of the names that a label may have meant
+SHOWN = 8  # suggestions for an unknown label
 MAX_EXAMPLES = 100  # prompts
 
 _INDEX = re.compile(r"\s*[+-]?[0-9]{1,9}\s*")
@@ -28,20 +28,16 @@ _INDEX = re.compile(r"\s*[+-]?[0-9]{1,9}\s*")
 
 @dataclass(frozen=True)
 class ModelInfo(Schema):
-    """The labels of a class-conditional model or prompts of one that reads text, and the sampling options that suit it.
+    """A model's labels or example prompts, and the sampling options that suit it. None means not set."""
 
-    None leaves an option open.
-    """
-
-    # The name of label i is labels[i]; None: it goes by its number
+    # labels[i] is the name of label i; None: label i has no name
     labels: Annotated[tuple[LabelName | None, ...], Len(0, MAX_LABELS)] = ()
-    # Further names, each for several labels
+    # A group's name -> the names of its labels
     label_groups: dict[str, Annotated[tuple[LabelName, ...], Len(1, MAX_LABELS)]] = field(default_factory=dict)
-    replaced_labels: dict[str, str] = field(default_factory=dict)  # names of an earlier model -> what to ask for
-    prompts: Annotated[
-        tuple[Prompt, ...], Len(0, MAX_EXAMPLES)
-    ] = ()  # examples; the first are drawn where none is given
-    null_label: Label | None = None  # the label that stands for "no label": guidance needs it
+    replaced_labels: dict[str, str] = field(default_factory=dict)  # an earlier model's label -> its replacement
+    # Examples; the first ones are drawn if none is given
+    prompts: Annotated[tuple[Prompt, ...], Len(0, MAX_EXAMPLES)] = ()
+    null_label: Label | None = None  # the label that means "no label"; guidance needs it
     guidance_scale: NotNegative | None = None
     num_inference_steps: Steps | None = None
     scheduler: SchedulerName | None = None
@@ -52,12 +48,11 @@ class ModelInfo(Schema):
     def from_folder(
         cls, folder: str | Path, num_classes: int | None = None, null_label: int | None = None
     ) -> "ModelInfo":
-        """Read `folder`/fastdiff.json; a key that is not there keeps its default, or diffusers' pipeline's own.
+        """Read `folder`/fastdiff.json. Missing keys get the defaults of diffusers' pipeline, or else of this class.
 
-        `num_classes` is the size of the model's label table and `null_label` that of its architecture, where the caller
-        knows them. Raises InputError for an unknown key, a value of the wrong type or out of range, two labels of one
-        name, and labels beyond the table. The names in a DiTPipeline's model_index.json are another matter: they never
-        stop a model.
+        `num_classes` is the size of the model's label table, if known; `null_label` is the default null label. Raises
+        InputError for an unknown key, a value of the wrong type or out of range, two labels with the same name, and
+        labels beyond the table. Names from a DiTPipeline's model_index.json are used if they fit and never raise.
         """
         path = Path(folder) / FILE_NAME
         defaults = _pipeline_defaults(Path(folder) / "model_index.json", num_classes)
@@ -71,34 +66,39 @@ class ModelInfo(Schema):
     def check(self) -> None:
         twice = [name for name, count in Counter(filter(None, self.labels)).items() if count > 1]
         if twice:
-            raise InputError(f"labels holds {', '.join(twice)} more than once; each label needs a name of its own")
+            raise InputError(f"labels holds {', '.join(twice)} more than once; make label names unique")
         labels = set(self.labels)
         for group, names in self.label_groups.items():
             unknown = [name for name in names if name not in labels]
             if unknown:
-                raise InputError(f"label_groups: {group!r} holds {', '.join(unknown)}, which labels does not")
+                raise InputError(
+                    f"label_groups: {group!r} holds {', '.join(unknown)}, not in labels; correct it, or add a label"
+                )
             if group in labels and names != (group,):
                 raise InputError(f"label_groups: {group!r} is a label already; give the group another name")
 
     def label_name(self, index: int) -> str | int:
-        """The name of label `index`, or the index where it has none."""
+        """Return the name of label `index`, or the index if it has no name."""
         name = self.labels[index] if index < len(self.labels) else None
         return index if name is None else name
 
     def label_index(self, label: int | str, num_classes: int | None = None, seed: int = 0) -> int:
-        """The index of the label that `label` stands for in the picture of `seed`; see `label_choices`."""
+        """Return the index that `label` stands for in the picture of this seed; see `label_choices`."""
         choices = self.label_choices(label, num_classes)
         return choices[seed % len(choices)]
 
     def label_choices(self, label: int | str, num_classes: int | None = None) -> tuple[int, ...]:
-        """The indices that `label` stands for, which is an index, an index in digits, or a name.
+        """Return the indices that `label` stands for: one index, or all indices of a group.
 
-        They are one, or those of a group, whose labels take turns from seed to seed. A name is compared as lower-case
-        words, so "noto animals", "Noto/Animals" and "noto_animals" are one name. Of synonyms ("tench, Tinca tinca")
-        each is a name, and a beginning is enough when only one name begins so ("twemoji fl"). A text that is exactly a
-        name is that name even when it is made of digits.
-        `num_classes` bounds the index, where the caller knows it.
-        Raises InputError that lists close names, or the range of the index.
+        A group's labels take turns from seed to seed. `label` is an index, an index as digits, or a name:
+
+        - Names are compared as lower-case words: "noto animals", "Noto/Animals" and "noto_animals" are the same.
+        - Each synonym is a name: "tench" and "Tinca tinca" both find "tench, Tinca tinca".
+        - A beginning is enough if only one name has it: "twemoji fl".
+        - A text of digits is a label's name if it equals one exactly, and otherwise an index.
+
+        `num_classes` is the size of the label table, if known. Raises InputError that lists close names, or the range
+        of the index.
         """
         if isinstance(label, str) and (label in self.labels or not _INDEX.fullmatch(label)):
             name = self._full_name(label)
@@ -111,7 +111,7 @@ class ModelInfo(Schema):
         return (index,)
 
     def _full_name(self, label: str) -> str:
-        """The name of the one label or group that `label` means."""
+        """Return the name of the only label or group that `label` can mean."""
         names = list(dict.fromkeys([*filter(None, self.labels), *self.label_groups]))
         if not names:
             raise InputError(f"label {label!r}: this model does not name its labels; give an index")
@@ -126,7 +126,7 @@ class ModelInfo(Schema):
             return matches[0]
         replaced = {_words(old): new for old, new in self.replaced_labels.items()}
         if asked in replaced:
-            raise InputError(f"label {label!r} is no label of this model any more; use {replaced[asked]}")
+            raise InputError(f"label {label!r} is no longer a label of this model; use {replaced[asked]}")
         close = matches or [names[words.index(near)] for near in difflib.get_close_matches(asked, words, 4, 0.5)]
         problem = "fits several labels" if matches else "is not a label of this model"
         hint = f"did you mean {', '.join(close[:SHOWN])}? " if close else ""
@@ -137,7 +137,7 @@ class ModelInfo(Schema):
 
 
 def _pipeline_defaults(path: Path, num_classes: int | None) -> dict[str, Any]:
-    """The choices of the pipeline class itself: its guidance scale, and the names that its folder gives to labels."""
+    """Return the defaults of the folder's pipeline: its class's guidance scale, and its names of the labels."""
     index = read_json(path) if path.exists() else {}
     name = index.get("_class_name")
     pipeline = PIPELINES.get(name) if isinstance(name, str) else None
@@ -148,10 +148,10 @@ def _pipeline_defaults(path: Path, num_classes: int | None) -> dict[str, Any]:
 
 
 def _label_names(id2label: Any, num_classes: int) -> tuple[str | None, ...]:
-    """The name of each label of the table, from {"0": "tench, Tinca tinca", ...}; () where none has a name.
+    """Return the name of each label of the table, from {"0": "tench, Tinca tinca", ...}; () if none has a name.
 
-    As diffusers' DiTPipeline it needs no name for every label, and takes several keys for one ("7", "07"). What names
-    no label of the table is passed over. ImageNet has two cranes, and the second becomes "crane (517)".
+    As in diffusers' DiTPipeline, labels may lack a name, and several keys may name one label ("7", "07"). Entries that
+    name no label of the table are skipped. ImageNet has two cranes; the second one becomes "crane (517)".
     """
     names: dict[int, str] = {}
     for key, name in id2label.items() if isinstance(id2label, Mapping) else ():

@@ -1,11 +1,14 @@
-"""Weights in 8 bits: which of a model's they are, and how it holds them.
+"""Weights in 8 bits: which weights of a model are quantised, and how the model holds them.
 
-The rule, of int8 and of fp8: the weights of linear layers and convolutions, but
-- the first and the last layers, and those that embed time, class and what is added to them: each model's `whole`;
-- 1x1 shortcuts, which are part of the sum of another convolution;
-- those that our models hold in another form than diffusers', their `conversions`.
-Norms, biases and tables stay as they are, and so do all sums. The activations that such layers read stay too in int8;
-in fp8 they are rounded to e4m3, each token of a linear layer and each picture of a convolution by a factor of its own.
+int8 and fp8 quantise the weights of linear layers and convolutions, except
+
+- the first and last layers, and the layers that embed time, class and added conditions: each model's `whole`;
+- 1x1 shortcuts, which are computed as part of another convolution;
+- weights whose form differs from diffusers': each model's `conversions`.
+
+Norms, biases, tables and all accumulations keep their dtype. With int8, activations keep theirs too. With fp8, the
+activations that quantised layers read are rounded to e4m3, with one factor per token (linear layers) or per picture
+(convolutions).
 """
 
 from collections.abc import Mapping
@@ -17,16 +20,16 @@ from fastdiff.kernels.host.weights import NAMES, Quantised, quantise
 from fastdiff.kinds import Precision
 
 SHORTCUT = "conv_shortcut"
-FORMATS = {name: dtype for dtype, name in NAMES.items()}  # of weights in 8 bits, by the precision
+FORMATS = {name: dtype for dtype, name in NAMES.items()}  # precision -> dtype of its weights
 
 
 def formats(model: nn.Module, precision: Precision) -> dict[str, torch.dtype]:
-    """The parameters that a model of this precision holds in 8 bits, by name."""
+    """Return the parameters that a model of this precision holds in 8 bits: name to dtype."""
     return dict.fromkeys(names_in_8_bits(model), FORMATS[precision]) if precision in FORMATS else {}
 
 
 def names_in_8_bits(model: nn.Module) -> list[str]:
-    """The names of the parameters that the rule above is for."""
+    """Return the names of the parameters that int8 and fp8 quantise."""
     conversions, whole = getattr(model, "conversions", {}), getattr(model, "whole", ())
     names = [
         f"{path}.weight"
@@ -37,7 +40,7 @@ def names_in_8_bits(model: nn.Module) -> list[str]:
 
 
 def hold_in_8_bits(model: nn.Module, formats: Mapping[str, torch.dtype]) -> None:
-    """Make these parameters of a model `Quantised`, without values: `quantised_tensors` makes those, by their names."""
+    """Replace these parameters of a model by empty `Quantised` ones. `quantised_tensors` makes their values."""
     for name, dtype in formats.items():
         layer = model.get_submodule(name.rpartition(".")[0])
         weight = layer.weight
@@ -48,5 +51,5 @@ def hold_in_8_bits(model: nn.Module, formats: Mapping[str, torch.dtype]) -> None
 
 
 def quantised_tensors(name: str, weight: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The parameters, by name, that a weight of this name becomes."""
+    """Quantise a weight. Return the parameters that it becomes, by name."""
     return {f"{name}.{part}": tensor.data for part, tensor in quantise(weight, dtype).named_parameters()}

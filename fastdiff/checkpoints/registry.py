@@ -1,8 +1,8 @@
-"""The classes that fastdiff runs, by diffusers' names: pipelines, and the parts in a pipeline's folder.
+"""The diffusers classes that fastdiff runs: pipelines, and the parts in a pipeline's folder.
 
-A new kind of pipeline is a row of PIPELINES: its parts, its options, its defaults, and the name of our class that draws
-it. A new kind of model is a part. This file imports no torch and knows our classes by name alone: `Pipeline.kinds` and
-`Model.classes` hold the classes.
+To add a pipeline, add a row to PIPELINES: its parts, options, defaults, and the name of the fastdiff class that draws
+with it. To add a model, add a part. This file imports no torch, so it knows fastdiff's classes by name only.
+`Pipeline.kinds` and `Model.classes` hold the classes.
 """
 
 from collections.abc import Mapping
@@ -29,10 +29,10 @@ ClassPair = Annotated[tuple[str, str], Wanted("a [library, class] pair of names;
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a pipeline: its name in model_index.json, which is that of its folder, and the classes it may be of.
+    """One part of a pipeline: its name in model_index.json, which is also its folder's, and its possible classes.
 
-    Of the classes the first is today's name, the others are older names of it. Where there are none, any class of
-    its library will do.
+    The first class name is the current one, the others are older names. Without class names, any class of the library
+    is accepted.
     """
 
     name: str
@@ -40,21 +40,21 @@ class Part:
 
     @property
     def library(self) -> Library:
-        """The library that its classes are of."""
+        """The library that defines the classes."""
         return "diffusers"
 
     @property
     def class_name(self) -> str:
-        """Today's name of the class that stands here."""
+        """The current name of the class."""
         return self.classes[0]
 
 
 @dataclass(frozen=True)
 class ModelPart(Part):
-    """A part with weights, and our class that runs it, which has diffusers' name."""
+    """A part with weights. The fastdiff class that runs it has diffusers' name."""
 
     config: type[ModelConfig] = ModelConfig
-    in_8_bits: bool = False  # whether int8 and fp8 are for its weights
+    in_8_bits: bool = False  # whether int8 and fp8 quantise its weights
 
     @property
     def library(self) -> Library:
@@ -82,7 +82,7 @@ UNET = DenoiserPart("unet", ("UNet2DModel",), UNet2DConfig)
 UNET_CONDITION = DenoiserPart("unet", ("UNet2DConditionModel",), UNet2DConditionConfig)
 UNET_1D = DenoiserPart("unet", ("UNet1DModel",), UNet1DConfig)
 TRANSFORMER = DenoiserPart("transformer", ("DiTTransformer2DModel", "Transformer2DModel"), DiTTransformer2DConfig)
-# A VAE and a value function are small, and everything passes through a VAE: their weights are never of 8 bits.
+# Weights of a VAE or value function are never in 8 bits: both are small, and a VAE's error would be in every picture.
 VAE = ModelPart("vae", ("AutoencoderKL",), AutoencoderKLConfig)
 VALUE_FUNCTION = ModelPart("value_function", UNET_1D.classes, UNet1DConfig)
 TEXT_ENCODER = ModelPart("text_encoder", ("CLIPTextModel",), CLIPTextConfig, in_8_bits=True)
@@ -99,21 +99,21 @@ LABELS, PROMPTS, TRAJECTORIES = "LabelPipeline", "TextToImagePipeline", "Traject
 
 @dataclass(frozen=True)
 class PipelineClass:
-    """A pipeline class of diffusers: the parts that it has, what it decides itself, and our class that draws it."""
+    """A diffusers pipeline class: its parts, its defaults, and the fastdiff class that draws with it."""
 
     name: str
-    denoisers: Mapping[DenoiserPart, str]  # that may stand at one place, and our pipeline that draws with each
+    denoisers: Mapping[DenoiserPart, str]  # possible denoisers -> the fastdiff pipeline for each
     companions: tuple[Part, ...] = ()  # parts beside the denoiser
-    optional: tuple[Part, ...] = ()  # of those, null in model_index.json where the pipeline does without
-    unused: tuple[str, ...] = ()  # parts that are not run: no picture from a prompt depends on them
-    options: tuple[str, ...] = ()  # keys of model_index.json that are no parts
-    scheduler: str | None = None  # the one that it makes of whatever scheduler its folder holds
-    scheduler_options: Mapping[str, Any] = field(default_factory=dict)  # that it sets in its folder's scheduler
-    guidance_scale: float | None = None  # its default, where it guides
+    optional: tuple[Part, ...] = ()  # companions that may be null in model_index.json
+    unused: tuple[str, ...] = ()  # parts that fastdiff does not run: pictures do not depend on them
+    options: tuple[str, ...] = ()  # keys of model_index.json that are not parts
+    scheduler: str | None = None  # the scheduler to use whatever the folder has
+    scheduler_options: Mapping[str, Any] = field(default_factory=dict)  # overrides for the folder's scheduler config
+    guidance_scale: float | None = None  # the default; None without guidance
 
     @property
     def denoiser(self) -> Part:
-        """The place of its denoiser, and all classes that may stand there."""
+        """The denoiser's part, with the class names of all possible denoisers."""
         first, *_ = self.denoisers
         return Part(first.name, tuple(name for part in self.denoisers for name in part.classes))
 
@@ -123,7 +123,7 @@ class PipelineClass:
 
     @property
     def reads_text(self) -> bool:
-        """Whether its pictures are drawn from prompts."""
+        """Whether the pipeline draws from prompts."""
         return any(isinstance(part, TokenizerPart) for part in self.companions)
 
 
@@ -162,8 +162,8 @@ PIPELINES = {
     )
 }
 
-_REFUSED = {  # pipeline classes that people may take for one of those, and what to give instead
-    "StableDiffusionXLImg2ImgPipeline": "SDXL's refiner draws over a picture of the base model; give the base model",
+_REFUSED = {  # pipeline classes that are easily mistaken for these, and what to do instead
+    "StableDiffusionXLImg2ImgPipeline": "it is SDXL's refiner, which refines a picture; give the base model",
 }
 
 
@@ -178,12 +178,12 @@ def denoisers() -> tuple[DenoiserPart, ...]:
 
 
 def denoiser_part(class_name: object) -> DenoiserPart | None:
-    """The part that a model class of diffusers is, by today's name or an older one; None where it is no denoiser."""
+    """Return the denoiser part of a diffusers class name, current or older; None if it is not a denoiser."""
     return next((part for part in denoisers() if class_name in part.classes), None)
 
 
 def read_denoiser_part(path: Path) -> DenoiserPart:
-    """The part that the config.json of a model names. InputError for a class that fastdiff does not run."""
+    """Return the part that a model's config.json names. Raises InputError if fastdiff does not run its class."""
     class_name = read_json(path).get("_class_name")
     part = denoiser_part(class_name)
     if part is None:
@@ -193,11 +193,11 @@ def read_denoiser_part(path: Path) -> DenoiserPart:
 
 
 def read_model_index(folder: str | Path) -> dict[str, str]:
-    """The classes that model_index.json names: {"pipeline": ..., "scheduler": ..., "unet": ...}.
+    """Return the class names in model_index.json: {"pipeline": ..., "scheduler": ..., "unet": ...}.
 
-    A DiTPipeline has a `transformer` instead of the `unet`, and a `vae` unless it draws pixels (null in the file).
-    Raises InputError for a pipeline or model class that fastdiff does not run, and for anything that asks for code
-    from outside diffusers and transformers (custom pipelines, classes of other modules).
+    A DiTPipeline has a `transformer` instead of a `unet`, and a `vae` unless it draws pixels (null in the file).
+    Raises InputError for a pipeline or model class that fastdiff does not run, and for code from outside diffusers
+    and transformers (custom pipelines, classes of other modules).
     """
     path = Path(folder) / "model_index.json"
     index = read_json(path)
@@ -217,22 +217,22 @@ def read_model_index(folder: str | Path) -> dict[str, str]:
 
 
 def unused_parts(index: Mapping[str, Any]) -> tuple[str, ...]:
-    """The parts in a model_index.json, one that `read_model_index` takes, that are not run."""
+    """Return the parts that fastdiff does not run, in a model_index.json that `read_model_index` accepts."""
     return tuple(name for name in PIPELINES[index["_class_name"]].unused if not _is_null(index.get(name)))
 
 
 def _is_null(entry: object) -> bool:
-    """Whether an entry of model_index.json stands for no part."""
+    """Return whether an entry of model_index.json means that there is no such part."""
     return entry in (None, [None, None])
 
 
 def _part_class(path: Path, part: Part, entry: object) -> str:
-    """The class that a [library, class] pair names."""
+    """Return the class name in a [library, class] pair."""
     with naming(str(path)):
         library, class_name = checked(part.name, entry, ClassPair)
     if library != part.library:
         raise InputError(
-            f"{path}: {part.name} comes from {library!r}, not {part.library!r}; fastdiff runs no code of a model"
+            f"{path}: {part.name} is from {library!r}, not {part.library!r}; fastdiff never runs a model's code"
         )
     if part.classes and class_name not in part.classes:
         known = ", ".join(part.classes)

@@ -1,7 +1,7 @@
-"""The weight files of a component folder: which they are, and whether a config fits them, before either is loaded.
+"""Find the weight files of a component folder, and check that a config fits them before anything is loaded.
 
-Imports no torch. The header of a safetensors file has the names and shapes of its tensors; of a .bin only its size says
-something, without running it.
+Imports no torch. The header of a safetensors file has the names and shapes of its tensors. Of a .bin file only the size
+is known without running its code.
 """
 
 import math
@@ -29,7 +29,7 @@ _REMEDY = "use the weights that were saved with this config, or download them ag
 
 
 class WeightFile(NamedTuple):
-    """A file with tensors, and the index that names it as a shard, with the keys that it says are in it."""
+    """A file with tensors. A shard also has the path of its index, and the keys that the index lists for it."""
 
     path: Path
     index_path: Path | None = None
@@ -37,11 +37,11 @@ class WeightFile(NamedTuple):
 
 
 def find(folder: str | Path, variant: str | None = None, library: Library = "diffusers") -> list[WeightFile]:
-    """The files with a component's weights, one or the shards of one index, by the names that its `library` gives them.
+    """Return the files with a component's weights: one file, or the shards of an index.
 
-    safetensors win over .bin. As in diffusers an index of shards wins over a single file, and a `variant` ("fp16")
-    stands in the file's name. Raises InputError for weights that are missing, for an index that cannot be used, for
-    what is no file, and for a .bin that is compressed.
+    File names are those of the `library`. safetensors are preferred over .bin. As in diffusers, an index of shards is
+    preferred over a single file, and a `variant` ("fp16") is part of the file's name. Raises InputError for missing
+    weights, a bad index, anything but a regular file, and a compressed .bin.
     """
     checked("variant", variant, Variant | None)
     folder = Path(folder)
@@ -57,9 +57,10 @@ def find(folder: str | Path, variant: str | None = None, library: Library = "dif
 
 
 def check_fit(config: ModelConfig, folder: str | Path, variant: str | None, source: str | Path) -> None:
-    """InputError that names an option of `config` that the weights in `folder` were not saved with.
+    """Raise InputError if an option of `config` does not fit the weights in `folder`.
 
-    It costs a look at the files, so that nothing is built that they could not fill. `source` names the config.
+    This only reads headers and file sizes, so a model that the weights could not fill is never built. `source` names
+    the config in errors.
     """
     files = find(folder, variant, config.LIBRARY)
     is_pickled = any(file.path.suffix != ".safetensors" for file in files)
@@ -68,7 +69,7 @@ def check_fit(config: ModelConfig, folder: str | Path, variant: str | None, sour
         there = size_at(place, shapes)
         if there is not None and there != place.size:
             raise InputError(f"{source}: {option} is {place.size}, but {there} in the weights ({place.key}); {_REMEDY}")
-    # Of a .bin only the size is known, and a parameter is a byte at least.
+    # Only the size of a .bin is known, and a parameter takes at least one byte.
     most = sum(os.path.getsize(file.path) for file in files) if is_pickled else sum(map(math.prod, shapes.values()))
     for option, count in config.least_parameters.items():
         if count > most:
@@ -76,7 +77,7 @@ def check_fit(config: ModelConfig, folder: str | Path, variant: str | None, sour
 
 
 def without_prefix(by_key: dict[str, Value], prefix: str) -> dict[str, Value]:
-    """Return it without `prefix` at the beginning of its keys; as it is, where two of them would become one."""
+    """Remove `prefix` from the keys. Return `by_key` itself if two keys would become equal."""
     if not prefix:
         return by_key
     shortened = {key.removeprefix(prefix): value for key, value in by_key.items()}
@@ -84,28 +85,30 @@ def without_prefix(by_key: dict[str, Value], prefix: str) -> dict[str, Value]:
 
 
 def read_shapes(files: list[WeightFile]) -> Shapes:
-    """The shapes of the tensors in safetensors files, from their headers alone. InputError for a damaged one."""
+    """Return the shapes of the tensors in safetensors files, from their headers. InputError for a damaged file."""
     shapes: Shapes = {}
     for path, _, _ in files:
         try:
             shapes |= _header(path)
         except (OSError, ValueError) as error:
-            raise InputError(f"{path} is damaged or no safetensors file ({error}); download or save it again") from None
+            raise InputError(
+                f"{path} is damaged or not a safetensors file ({error}); download or save it again"
+            ) from None
     return shapes
 
 
 def _header(path: Path) -> Shapes:
-    """Its length (8 bytes, little endian), then JSON: {key: {"shape": ...}}, beside one key of free text."""
+    """Read the header: its length (8 bytes, little endian), then JSON, {key: {"shape": ...}} and a key of metadata."""
     with open(path, "rb") as file:
         start = file.read(8)
         if len(start) < 8:
             raise ValueError("it is truncated")
         (length,) = struct.unpack("<Q", start)
         if length > MAX_BYTES:
-            raise ValueError(f"a header of {length} bytes")
+            raise ValueError(f"its header is {length} bytes long")
         entries = parse_json(file.read(length).decode("utf-8"))
     if not isinstance(entries, dict):
-        raise ValueError("its header is no object")
+        raise ValueError("its header is not a JSON object")
     return {key: _shape(entry) for key, entry in entries.items() if key != "__metadata__"}
 
 
@@ -117,7 +120,7 @@ def _shape(entry: object) -> tuple[int, ...]:
 
 
 def size_at(place: Place, shapes: Shapes) -> int | None:
-    """The size that the weights have there; None where they do not have the tensor: its key is checked later."""
+    """Return the size at `place` in the weights, or None without such a tensor: missing keys are reported later."""
     if place.dimension is None:
         inside = {key.removeprefix(place.key).split(".")[0] for key in shapes if key.startswith(place.key)}
         return len(inside) or None
@@ -126,7 +129,7 @@ def size_at(place: Place, shapes: Shapes) -> int | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is such a file, or a link to one; InputError where it is none, such as a pipe or a folder."""
+    """Return whether the file, or a link to it, exists. InputError for anything else, such as a pipe or a folder."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -137,16 +140,16 @@ def _is_there(path: Path) -> bool:
 
 
 def _check_archive(path: Path) -> None:
-    """InputError for a .bin that unpacks to more than it is. torch.save's are zip archives that nothing compresses."""
+    """Raise InputError for a .bin that unpacks to more than its size. torch.save writes uncompressed zip archives."""
     if path.suffix == ".safetensors" or not zipfile.is_zipfile(path):
         return
     try:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
     except (zipfile.BadZipFile, ValueError, OSError):
-        return  # torch has to say what is wrong with it
+        return  # torch reports what is wrong with it
     if unpacked > os.path.getsize(path):
-        raise InputError(f"{path} unpacks to {unpacked} bytes, more than it is; save the model as safetensors")
+        raise InputError(f"{path} unpacks to {unpacked} bytes, more than its size; save the model as safetensors")
 
 
 def _shards(index: Path) -> list[WeightFile]:
@@ -157,9 +160,9 @@ def _shards(index: Path) -> list[WeightFile]:
         shards.setdefault(shard, set()).add(key)
     for shard in sorted(shards):
         if not is_file_name(shard):
-            raise InputError(f"{index} names the shard {shard!r}; a shard is a plain file name beside its index")
+            raise InputError(f"{index} names the shard {shard!r}; it must be a plain file name, in the same folder")
         if not _is_there(index.parent / shard):
-            raise InputError(f"{index} names {shard}, which is not there; download or save the model again")
+            raise InputError(f"{index} names {shard}, which does not exist; download or save the model again")
         _check_archive(index.parent / shard)
     return [WeightFile(index.parent / shard, index, frozenset(shards[shard])) for shard in sorted(shards)]
 

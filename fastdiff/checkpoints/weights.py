@@ -1,10 +1,10 @@
-"""Weights of a diffusers model folder into a model: find the file, check every key, rename, fuse, lay out.
+"""Load the weights of a diffusers model folder into a model: find the file, check every key, rename, fuse, lay out.
 
-A state dict has diffusers' names until `fuse`. Our models differ from diffusers' where one parameter of ours stacks
-several: an attention holds one projection `to_qkv` (that of q, then k, then v) where diffusers holds `to_q`, `to_k` and
-`to_v`, and a model may name in `stacked` layers that diffusers' blocks hold one each: our prefix, and theirs with the
-share of the whole that each has. Others are of another form than diffusers' of the same name: a model says in
-`conversions` how they are made of those.
+A state dict has diffusers' names until `fuse`. Parameters of our models differ from diffusers' in two ways:
+
+- One parameter stacks several. An attention has one projection `to_qkv` (q, k and v in this order) instead of `to_q`,
+  `to_k` and `to_v`. A model lists other stacks in `stacked`: our prefix -> {diffusers' prefix: its share of the rows}.
+- A parameter has another form than diffusers' parameter of the same name. A model's `conversions` say how to make it.
 """
 
 import warnings
@@ -26,30 +26,31 @@ from fastdiff.kernels.host.weights import k_first
 
 QKV = ("to_q", "to_k", "to_v")
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
-IGNORED = "position_ids"  # a buffer of old checkpoints, which transformers passes over too
+IGNORED = "position_ids"  # a buffer in old checkpoints, which transformers ignores too
 
 
 class Conversion(NamedTuple):
-    """How a parameter of ours is made of diffusers' of the same name."""
+    """How to make a parameter of ours from diffusers' parameter of the same name."""
 
-    shape: tuple[int, ...]  # of diffusers'
+    shape: tuple[int, ...]  # of diffusers' parameter
     convert: Callable[[Tensor], Tensor]
 
 
 def load_state_dict(
     folder: str | Path, variant: str | None = None, library: Library = "diffusers"
 ) -> dict[str, Tensor]:
-    """The tensors of a component folder, on the CPU, by its `library`'s names; safetensors win over .bin.
+    """Return the tensors of a component folder, on the CPU, by the names of its `library`.
 
-    As in diffusers an index of shards wins over a single file, and a `variant` ("fp16") stands in the file's name.
-    Raises InputError for weights that are missing, damaged, or cannot be read without running code.
+    safetensors are preferred over .bin. As in diffusers, an index of shards is preferred over a single file, and a
+    `variant` ("fp16") is part of the file's name. Raises InputError for weights that are missing, damaged, or cannot
+    be read without running code.
     """
     state: dict[str, Tensor] = {}
     for path, index, keys in weight_files.find(folder, variant, library):
         tensors = _read_tensors(path)
         if keys is not None and tensors.keys() != keys:
             raise InputError(
-                f"{index} lists other keys for {path.name} than that file holds; download or save the model again"
+                f"{index} lists other keys for {path.name} than the file has; download or save the model again"
             )
         state |= tensors
     return state
@@ -65,14 +66,24 @@ def load_weights(
     layout: torch.memory_format = torch.channels_last,
     in_8_bits: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
-    """Give a model that was built on the meta device its weights, for activations of `dtype` on `device`, frozen.
+    """Load weights into a model on the meta device, and freeze them.
 
-    `state` has diffusers' names and is used up tensor by tensor, so that two whole copies never stand side by side;
-    `source` names it in errors; `layout` is that of convolution weights; `in_8_bits` are the model's parameters that it
-    holds so, as `quantisation.formats` says. Every tensor is copied: the model does not depend on the file. The model
-    must have no buffer outside its state dict, which would stay on the meta device.
-    Raises InputError naming every key that is missing, unexpected, of another shape or not floating point, and for
-    values beyond `dtype`; NonFiniteError for NaN or infinity. The model is changed only when all is well.
+    Every tensor is copied, so the model does not depend on the file. The model is only changed if all checks pass. It
+    must not have buffers outside its state dict, because they would stay on the meta device.
+
+    Args:
+        model: a model on the meta device.
+        state: tensors by diffusers' names. They are removed one by one, so that memory never holds two whole copies.
+        source: the name of `state` in errors.
+        dtype: of the activations, and of all weights except `in_8_bits`.
+        device: of the weights.
+        layout: of convolution weights.
+        in_8_bits: the model's parameters to hold in 8 bits, from `quantisation.formats`.
+
+    Raises:
+        InputError: names every key that is missing, unexpected, of another shape or not floating point; also for
+            values beyond the range of `dtype`.
+        NonFiniteError: for NaN or infinity.
     """
     shapes = diffusers_shapes(model)
     drop_ignored_keys(state, shapes)
@@ -89,7 +100,7 @@ def load_weights(
 
 
 def diffusers_keys(model: nn.Module, name: str) -> dict[str, int]:
-    """The keys in diffusers' state dict that make up our model's parameter `name`, in order, and their shares of it."""
+    """Return the keys of diffusers' state dict that make up our parameter `name`, in order, with their shares of it."""
     if ".to_qkv." in name:
         return {name.replace(".to_qkv.", f".{part}."): 1 for part in QKV}
     for ours, theirs in getattr(model, "stacked", {}).items():
@@ -99,7 +110,7 @@ def diffusers_keys(model: nn.Module, name: str) -> dict[str, int]:
 
 
 def split_stacked(tensor: Tensor, shares: dict[str, int]) -> dict[str, Tensor]:
-    """The slice of our parameter, along its first dimension, that each of diffusers' keys stands for: views."""
+    """Split our parameter along its first dimension into a view for each of diffusers' keys."""
     if len(shares) == 1:
         return dict.fromkeys(shares, tensor)
     each = len(tensor) // sum(shares.values())
@@ -107,7 +118,7 @@ def split_stacked(tensor: Tensor, shares: dict[str, int]) -> dict[str, Tensor]:
 
 
 def diffusers_shapes(model: nn.Module) -> dict[str, torch.Size]:
-    """The keys and shapes that diffusers' model of the same configuration saves."""
+    """Return the keys and shapes that diffusers' model saves with the same config."""
     shapes = {
         key: each.shape
         for name, tensor in model.state_dict().items()
@@ -117,19 +128,19 @@ def diffusers_shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def conversions_of(model: nn.Module) -> Mapping[str, Conversion]:
-    """By our names, the parameters that are of another form than diffusers'."""
+    """Return the model's parameters whose form differs from diffusers', by our names."""
     return getattr(model, "conversions", {})
 
 
 def drop_ignored_keys(state: dict[str, Tensor], shapes: dict[str, torch.Size]) -> None:
-    """Drop what no model calls for and what says nothing about the picture."""
+    """Drop keys that the model does not have and that do not affect the picture."""
     for key in list(state):
         if key.rpartition(".")[2] == IGNORED and key not in shapes:
             del state[key]
 
 
 def rename_old_attention_keys(state: dict[str, Tensor], shapes: dict[str, torch.Size]) -> None:
-    """Old attention keys become today's where the model wants those (ModelMixin._fix_state_dict_keys_on_load)."""
+    """Rename old attention keys that the model has by a new name (ModelMixin._fix_state_dict_keys_on_load)."""
     for key in list(state):
         module, _, kind = key.rpartition(".")
         path, _, old = module.rpartition(".")
@@ -139,7 +150,7 @@ def rename_old_attention_keys(state: dict[str, Tensor], shapes: dict[str, torch.
 
 
 def check_keys(state: dict[str, Tensor], shapes: dict[str, torch.Size], problem: str) -> None:
-    """Raise one InputError, opening with `problem`, that lists every key of `state` that `shapes` does not call for."""
+    """Raise one InputError that begins with `problem` and lists every key where `state` does not match `shapes`."""
     shared = [key for key in shapes if key in state]
     complaints = {
         "missing": [key for key in shapes if key not in state],
@@ -164,10 +175,10 @@ def convert(
     layout: torch.memory_format,
     in_8_bits: Mapping[str, torch.dtype],
 ) -> None:
-    """Replace each tensor by a copy on `device`, filters in `layout`; refuse what is not finite there.
+    """Replace each tensor by a copy on `device`, with filters in `layout`. Raise for values that are not finite there.
 
-    `dtype` is that of the activations, and of every weight but those of the keys `in_8_bits`: this is the one place
-    that says so. Those are quantised one by one, as they come.
+    `dtype` is that of activations and of all weights except the keys in `in_8_bits`, which are quantised one by one. No
+    other function decides this.
     """
     broken: list[str] = []
     beyond: list[str] = []
@@ -179,7 +190,7 @@ def convert(
         else:
             made = {key: laid_out(tensor, layout, device=device, dtype=dtype, copy=True)}
         state |= made
-        *_, last = made.values()  # the factors of whole numbers, which are as finite as the weight was
+        *_, last = made.values()  # of 8-bit weights the factors, which are finite if the weight was
         if not _is_finite(last):
             (beyond if _is_finite(tensor) else broken).append(key)
     if broken:
@@ -189,9 +200,9 @@ def convert(
 
 
 def laid_out(tensor: Tensor, layout: torch.memory_format, **options: Any) -> Tensor:
-    """Return `tensor.to(**options)`, a filter of two dimensions or of one (C_out, C_in, K) in `layout`.
+    """Return `tensor.to(**options)`, with 2-D and 1-D filters in `layout`. A 1-D filter is (C_out, C_in, K).
 
-    One of one dimension in float32 on a GPU as `k_first` has it.
+    A 1-D filter in float32 on a GPU gets the layout of `k_first` instead.
     """
     if tensor.ndim == 3:
         filters = tensor[:, :, None].to(**options)
@@ -201,7 +212,7 @@ def laid_out(tensor: Tensor, layout: torch.memory_format, **options: Any) -> Ten
 
 
 def fuse(state: dict[str, Tensor], model: nn.Module) -> None:
-    """Stack the tensors of diffusers' names that make up one parameter of ours; convert those of another form."""
+    """Make our parameters from diffusers' tensors: stack tensors of one parameter, convert those of another form."""
     for name in model.state_dict():
         keys = diffusers_keys(model, name)
         if name not in keys:
@@ -211,14 +222,14 @@ def fuse(state: dict[str, Tensor], model: nn.Module) -> None:
 
 
 def _is_real(dtype: torch.dtype) -> bool:
-    """Whether tensors of `dtype` hold a real number in each element, which torch can convert."""
-    return dtype.is_floating_point and not str(dtype).startswith("torch.float4")  # which holds two in each
+    """Return whether each element of such a tensor is one real number, which torch can convert."""
+    return dtype.is_floating_point and not str(dtype).startswith("torch.float4")  # float4 packs two numbers per element
 
 
 def _is_finite(tensor: Tensor) -> bool:
     if tensor.element_size() == 1:
-        tensor = tensor.float()  # torch finds no extremes among float8
-    # The extremes carry NaN along, and cost a thirtieth of isfinite over every element.
+        tensor = tensor.float()  # aminmax does not take float8
+    # The extremes propagate NaN, at a thirtieth of the cost of isfinite over every element.
     return tensor.numel() == 0 or bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
@@ -233,12 +244,12 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         return read(path)
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{path} is damaged or no safetensors file ({reason}); download or save it again") from None
+        raise InputError(f"{path} is damaged or not a safetensors file ({reason}); download or save it again") from None
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     try:
-        with warnings.catch_warnings():  # torch's, about what is refused below
+        with warnings.catch_warnings():  # torch warns about what raises below
             warnings.simplefilter("ignore")
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle raises almost anything
@@ -247,16 +258,16 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
             "save the model as safetensors"
         ) from None
     if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
-        raise InputError(f"{path} holds no dictionary of tensors; save the model as safetensors")
+        raise InputError(f"{path} does not hold a dictionary of tensors; save the model as safetensors")
     odd = [str(key) for key, tensor in state.items() if not isinstance(key, str) or not _is_plain(tensor)]
     if odd:
         raise InputError(
-            f"{path} holds what is no plain tensor with a name: {_some(odd)}; save the model as safetensors"
+            f"{path} holds entries other than named plain tensors: {_some(odd)}; save the model as safetensors"
         )
     return state
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether `tensor` has a value for every element: it is not sparse, nested, quantised or on the meta device."""
+    """Return whether `tensor` is dense: not sparse, nested, quantised or on the meta device."""
     is_dense = tensor.layout == torch.strided and not tensor.is_nested
     return is_dense and not (tensor.is_quantized or tensor.is_meta)

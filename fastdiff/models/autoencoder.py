@@ -1,4 +1,4 @@
-"""AutoencoderKL: pictures to latents and back, built from diffusers' config.json and weights."""
+"""AutoencoderKL: encode pictures to latents and decode them, with diffusers' config.json and weights."""
 
 import copy
 import logging
@@ -25,19 +25,25 @@ from fastdiff.schema import checked
 
 _log = logging.getLogger(__name__)
 
-# Pixels that a GPU computes at a time in 16 bits, at most, where one picture has fewer: a picture's bits know no
-# company, so this bounds the memory alone. Chosen, not measured: one picture of 1024 x 1024, or 16 of 256 x 256.
+# The most pixels that a GPU computes at once in 16 bits, unless a single picture has more. A picture's bits do not
+# depend on its batch, so this only bounds memory. Chosen, not measured: one picture of 1024 x 1024, or 16 of 256 x 256.
 PIXELS_AT_ONCE = 1024 * 1024
 
 
 class DecoderOutput(NamedTuple):
-    """sample: (N, C, H, W), the pictures, about in [-1, 1]."""
+    """The output of `AutoencoderKL.decode`.
+
+    `sample` is (N, C, H, W), the pictures, roughly in [-1, 1].
+    """
 
     sample: Tensor
 
 
 class AutoencoderKLOutput(NamedTuple):
-    """latent_dist: the distribution of the latents."""
+    """The output of `AutoencoderKL.encode`.
+
+    `latent_dist` is the distribution of the latents.
+    """
 
     latent_dist: DiagonalGaussianDistribution
 
@@ -46,13 +52,19 @@ Half = Callable[["AutoencoderKL", Tensor], Tensor]  # the encoder or the decoder
 
 
 class AutoencoderKL(Model):
-    """diffusers' AutoencoderKL (Kingma and Welling 2013, arXiv 1312.6114; Rombach et al. 2022, arXiv 2112.10752).
+    """The VAE of latent diffusion models: it encodes pictures to latents and decodes latents to pictures.
 
-    See Model. A picture has the same bits in any batch.
+    It takes the config, weights and calls of diffusers' AutoencoderKL (Kingma and Welling 2013, arXiv 1312.6114;
+    Rombach et al. 2022, arXiv 2112.10752), for inference only. See Model for how to build it. A picture has the same
+    bits in any batch. ::
 
-    Weights in float16 are computed with in float32 where the config says `force_upcast`, as diffusers' pipeline of SDXL
-    does; those in bfloat16, which has the range of float32, as they are. Where the output of 16 bits is NaN or infinite
-    all the same, those pictures are computed again in float32, and a warning is logged.
+        vae = AutoencoderKL.from_pretrained("path/to/folder", dtype=torch.float16, device="cuda")
+        latents = vae.encode(pictures).latent_dist.mode()
+        pictures = vae.decode(latents).sample
+
+    If the config says `force_upcast`, float16 weights are computed in float32, as in diffusers' SDXL pipeline. bfloat16
+    weights, which have the range of float32, are computed in bfloat16. If a 16-bit output still has NaN or infinity,
+    those pictures are computed again in float32, and a warning is logged.
     """
 
     config: AutoencoderKLConfig
@@ -69,7 +81,7 @@ class AutoencoderKL(Model):
         self.decoder = Decoder(config)
         self.quant_conv = Conv2d(2 * latents, 2 * latents, 1) if config.use_quant_conv else None
         self.post_quant_conv = Conv2d(latents, latents, 1) if config.use_post_quant_conv else None
-        # Whether pictures larger than a tile are computed tile by tile; the names and sizes are diffusers'.
+        # With use_tiling, pictures larger than a tile are computed tile by tile. Names and sizes are diffusers'.
         self.use_tiling = False
         self.tile_sample_min_size = config.sample_size
         self.tile_latent_min_size = config.sample_size // config.scale
@@ -78,11 +90,11 @@ class AutoencoderKL(Model):
         self._lay_out()
 
     def enable_tiling(self) -> None:
-        """Compute pictures larger than a tile in tiles from now on, which takes less memory; the seams are blended."""
+        """Compute pictures larger than a tile in overlapping tiles with blended seams, which takes less memory."""
         self.use_tiling = True
 
     def disable_tiling(self) -> None:
-        """Compute every picture whole from now on."""
+        """Compute every picture as a whole."""
         self.use_tiling = False
 
     def forward(
@@ -92,22 +104,34 @@ class AutoencoderKL(Model):
         return_dict: bool = True,
         generator: Generators | None = None,
     ) -> DecoderOutput | tuple[Tensor]:
-        """Encode and decode pictures, called like diffusers' model.
+        """Encode and decode pictures. Arguments and output are those of diffusers' model.
 
-        Args: sample as in `encode`; sample_posterior: draw the latents, by `generator`, rather than take the likeliest.
-        Returns: as `decode`.
+        Args:
+            sample: pictures, as in `encode`.
+            sample_posterior: whether to draw the latents, with `generator`, instead of taking the most likely ones.
+            return_dict: whether to return a DecoderOutput instead of a tuple.
+            generator: a torch.Generator, or a list of one per picture.
+
+        Returns:
+            The same as `decode`.
         """
         checked("sample_posterior", sample_posterior, bool)
         (distribution,) = self.encode(sample)
         return self.decode(distribution.sample(generator) if sample_posterior else distribution.mode(), return_dict)
 
     def encode(self, x: Tensor, return_dict: bool = True) -> AutoencoderKLOutput | tuple[DiagonalGaussianDistribution]:
-        """Encode pictures, called like diffusers' model.
+        """Encode pictures. Arguments and output are those of diffusers' model.
 
-        Args: x: (N, C_in, H, W), of any float dtype, on the model's device, in [-1, 1].
+        Args:
+            x: (N, C_in, H, W) in [-1, 1], of any float dtype, on the model's device.
+            return_dict: whether to return an AutoencoderKLOutput instead of a tuple.
 
-        Returns: AutoencoderKLOutput with `.latent_dist`, of (N, C, H / scale, W / scale), the dtype of x; a tuple of it
-        when not `return_dict`. Raises InputError for what is no such tensor.
+        Returns:
+            AutoencoderKLOutput whose `latent_dist` has latents of (N, C, H / scale, W / scale) in the dtype of x, or a
+            tuple of that distribution.
+
+        Raises:
+            InputError: if x is not such a tensor.
         """
         checked("return_dict", return_dict, bool)
         self._check("x", x, self.config.in_channels, least=self.config.scale)
@@ -117,15 +141,19 @@ class AutoencoderKL(Model):
         return AutoencoderKLOutput(distribution) if return_dict else (distribution,)
 
     def decode(self, z: Tensor, return_dict: bool = True, generator: Any = None) -> DecoderOutput | tuple[Tensor]:
-        """Decode latents, called like diffusers' model.
+        """Decode latents. Arguments and output are those of diffusers' model.
 
         Args:
-            z: (N, C, h, w), of any float dtype, on the model's device: what the denoiser made, divided by
+            z: (N, C, h, w), of any float dtype, on the model's device: the denoiser's latents, divided by
                 `config.scaling_factor`.
-            generator: taken for the call's sake, as in diffusers; nothing is drawn.
+            return_dict: whether to return a DecoderOutput instead of a tuple.
+            generator: unused, as in diffusers.
 
-        Returns: DecoderOutput with `.sample` (N, C_out, scale * h, scale * w), the dtype of z; a tuple of it when not
-        `return_dict`. Raises InputError for what is no such tensor.
+        Returns:
+            DecoderOutput whose `sample` is (N, C_out, scale * h, scale * w) in the dtype of z, or a tuple of it.
+
+        Raises:
+            InputError: if z is not such a tensor.
         """
         checked("return_dict", return_dict, bool)
         self._check("z", z, self.config.latent_channels, least=1)
@@ -148,7 +176,7 @@ class AutoencoderKL(Model):
         return self.decoder(h if self.post_quant_conv is None else self.post_quant_conv(h, moments=False)).x
 
     def _run(self, half: Half, x: Tensor, tiles: Tiles) -> Tensor:
-        """Return a half of the model of x, both (N, C, H, W): whole, or in tiles, as x's size and the flag say."""
+        """Run the encoder or decoder on x (N, C, H, W): in tiles if tiling is enabled and x is larger than a tile."""
         function = partial(self._finite, half)
         pictures = x.permute(0, 2, 3, 1)
         in_tiles = self.use_tiling and tiles.needed(*x.shape[2:])
@@ -156,7 +184,7 @@ class AutoencoderKL(Model):
         return y.to(x.dtype).permute(0, 3, 1, 2)
 
     def _finite(self, half: Half, x: Tensor) -> Tensor:
-        """Return a half of x (N, H, W, C), in float32 where 16 bits would not do: by rule, or because they did not."""
+        """Run the encoder or decoder on x (N, H, W, C): in float32 if the config says so, or if 16 bits overflow."""
         dtype = torch.float32 if self.dtype == torch.float16 and self.config.force_upcast else self.dtype
         y = self._in_turn(half, x, dtype)
         if dtype.itemsize > 2:
@@ -169,7 +197,7 @@ class AutoencoderKL(Model):
         return y
 
     def _in_turn(self, half: Half, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a half of x (N, H, W, C), computed in `dtype`, as many pictures at a time as their size allows."""
+        """Run the encoder or decoder on x (N, H, W, C) in `dtype`, as many pictures at a time as their size allows."""
         x = x.to(dtype)
         if self.device.type != "cuda":
             return torch.cat(list(map_in_turn(partial(half, self._of(dtype)), x)))
@@ -177,14 +205,14 @@ class AutoencoderKL(Model):
         return torch.cat([run(part) for part in x.split(self._at_once(half, x))])
 
     def _at_once(self, half: Half, x: Tensor) -> int:
-        """How many of these pictures a GPU computes at a time."""
-        if x.dtype.itemsize > 2:  # attention is torch's there, which promises no bits in other company
+        """Return how many of these pictures a GPU computes at a time."""
+        if x.dtype.itemsize > 2:  # torch's attention runs there, and its bits may depend on the batch
             return 1
         scale = self.config.scale if half is AutoencoderKL._decode else 1
         return max(1, PIXELS_AT_ONCE // (scale**2 * x.shape[1] * x.shape[2]))
 
     def _of(self, dtype: torch.dtype) -> "AutoencoderKL":
-        """Return this model with weights in `dtype`: made anew at each use, so that it follows their changes."""
+        """Return this model with weights in `dtype`: a new copy at each use, so that it follows changes of weights."""
         return self if dtype == self.dtype else copy.deepcopy(self).to(dtype)
 
     def _warn(self, dtype: torch.dtype) -> None:
@@ -198,7 +226,7 @@ class AutoencoderKL(Model):
         if x.ndim != 4 or x.shape[1] != channels or not x.numel():
             raise InputError(f"{name}: expected (N, {channels}, H, W), got {tuple(x.shape)}")
         if min(x.shape[2:]) < least:
-            raise InputError(f"{name}: {x.shape[2]} x {x.shape[3]} pixels make no latent; give {least} or more")
+            raise InputError(f"{name}: {x.shape[2]} x {x.shape[3]} is too small; each side must be at least {least}")
         if x.requires_grad and torch.is_grad_enabled():
             raise InputError(
                 f"{name}: it requires grad, and this model is for inference only; call it on {name}.detach()"

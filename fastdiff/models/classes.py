@@ -1,4 +1,4 @@
-"""Our class of each part that has weights, and the models of a pipeline's folder."""
+"""Find the model class of a part, and load the models of a pipeline's folder."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ MODULES = (autoencoder, clip, dit, unet1d, unet2d, unet2d_condition)  # each add
 
 
 def model_class(part: ModelPart, kind: type[AnyModel]) -> type[AnyModel]:
-    """Return our class that runs a part, which is of a `kind`."""
+    """Return the fastdiff class that runs a part. It must be a subclass of `kind`."""
     found = Model.classes[part.class_name]
     assert issubclass(found, kind)
     return found
@@ -29,7 +29,7 @@ DENOISERS: dict[str, type[Denoiser]] = {part.class_name: model_class(part, Denoi
 
 
 def load_models(card: ModelCard, load: Load) -> dict[str, Model]:
-    """Return the models of a pipeline's folder by the names of their parts. Raises as `Model.from_folder`."""
+    """Load the models of a pipeline's folder. Return them by part name. Raises as `Model.from_folder`."""
     companions = [
         part for part in card.pipeline.companions if isinstance(part, ModelPart) and part.name in card.classes
     ]

@@ -1,8 +1,8 @@
 """CLIPTextModel and CLIPTextModelWithProjection: the text encoders of CLIP (Radford et al. 2021, arXiv 2103.00020).
 
-Tokens are (1, L, C), one prompt at a time: its bits must not depend on its company. A layer is seven launches: norm,
-QKV, causal attention, projection; norm, linear with activation, linear. Each norm adds the branch before it, the first
-one the positions.
+Tokens are (1, L, C): prompts run one at a time, so that their bits do not depend on the batch. A layer is seven
+launches: norm, QKV, causal attention, projection; norm, linear with activation, linear. Each norm adds the branch
+before it. The first norm adds the positions.
 """
 
 from functools import partial
@@ -22,27 +22,27 @@ from fastdiff.kernels.linear import linear
 from fastdiff.models.model import Model
 from fastdiff.schema import checked, whole
 
-QKV = ("q_proj", "k_proj", "v_proj")  # that transformers' attention holds apart
+QKV = ("q_proj", "k_proj", "v_proj")  # three layers in transformers, one here
 
 
 class CLIPTextOutput(NamedTuple):
-    """The output of transformers' CLIPTextModel, its BaseModelOutputWithPooling."""
+    """The output of CLIPTextModel, like transformers' BaseModelOutputWithPooling."""
 
     last_hidden_state: Tensor  # (N, L, C), after the final norm
-    pooler_output: Tensor  # (N, C), of the end token
-    hidden_states: tuple[Tensor, ...] | None = None  # (N, L, C): the embeddings, then each layer's, before any norm
+    pooler_output: Tensor  # (N, C), the end token's
+    hidden_states: tuple[Tensor, ...] | None = None  # (N, L, C) each: embeddings, then layers' outputs, no norm
 
 
 class CLIPTextModelOutput(NamedTuple):
-    """The output of transformers' CLIPTextModelWithProjection, its class of this name."""
+    """The output of CLIPTextModelWithProjection, like transformers' class of this name."""
 
     text_embeds: Tensor  # (N, projection_dim), the projection of the end token
-    last_hidden_state: Tensor  # as those of CLIPTextOutput
-    hidden_states: tuple[Tensor, ...] | None = None
+    last_hidden_state: Tensor  # as in CLIPTextOutput
+    hidden_states: tuple[Tensor, ...] | None = None  # as in CLIPTextOutput
 
 
 class CLIPTextEmbeddings(nn.Module):
-    """The tables of tokens and of positions; transformers' class of this name."""
+    """The token and position tables; transformers' class of this name."""
 
     def __init__(self, config: CLIPTextConfig):
         super().__init__()
@@ -50,26 +50,26 @@ class CLIPTextEmbeddings(nn.Module):
         self.position_embedding = nn.Embedding(config.max_position_embeddings, config.hidden_size)
 
     def forward(self, input_ids: Tensor) -> "Stream":
-        """(1, L) -> the sum of both, yet to be made."""
+        """Embed token ids (1, L). The first norm computes the sum of both embeddings."""
         positions = self.position_embedding.weight[: input_ids.shape[1]]
         return Stream(positions[None], self.token_embedding(input_ids))
 
 
 class Stream(NamedTuple):
-    """The tokens between layers: x + branch. The sum is left to the norm that reads it."""
+    """The tokens between layers: x + branch. The norm that reads them computes the sum."""
 
     x: Tensor  # (1, L, C)
     branch: Tensor  # (1, L, C)
 
     def normed(self, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-        """Return the sum, normalised; and the sum."""
+        """Return the normalised sum and the sum."""
         normed = layer_norm(self.branch, norm.weight, norm.bias, residual=self.x, eps=norm.eps)
         assert isinstance(normed, tuple) and isinstance(normed[0], Tensor)
         return normed[0], normed[1]
 
 
 class CLIPAttention(nn.Module):
-    """Causal self-attention of tokens; transformers' class of this name, with Q, K and V as one product."""
+    """Causal self-attention; transformers' class of this name, with Q, K and V in one projection."""
 
     def __init__(self, config: CLIPTextConfig):
         super().__init__()
@@ -115,7 +115,14 @@ class CLIPEncoderLayer(nn.Module):
 
 
 class CLIPTextModel(Model):
-    """transformers' CLIPTextModel for inference: the same configs, weights and call; see Model."""
+    """The text encoder of CLIP, for Stable Diffusion 1 and 2, and the first one of SDXL.
+
+    It takes the config, weights and call of transformers' CLIPTextModel, for inference only. See Model for how to build
+    it. A prompt has the same bits in any batch. ::
+
+        encoder = CLIPTextModel.from_pretrained("path/to/folder", subfolder="text_encoder", device="cuda")
+        embeds = encoder(input_ids).last_hidden_state
+    """
 
     config: CLIPTextConfig
     part = registry.TEXT_ENCODER
@@ -139,20 +146,27 @@ class CLIPTextModel(Model):
         output_hidden_states: bool | None = None,
         return_dict: bool = True,
     ) -> Any:
-        """Encode prompts, called like transformers' model.
+        """Encode prompts. Arguments and output are those of transformers' model.
 
         Args:
-            input_ids: (N, L) int64 or int32, L up to max_position_embeddings. Of those on a CPU the range is checked.
-            attention_mask, position_ids, output_attentions: InputError for what transformers would do with them.
-            output_hidden_states: whether the output has hidden_states too.
+            input_ids: (N, L) int64 or int32, with L up to max_position_embeddings. The range of ids is only checked for
+                tensors on the CPU.
+            attention_mask: not supported: it must be None.
+            position_ids: not supported: it must be None.
+            output_attentions: not supported: it must be None or False.
+            output_hidden_states: whether the output includes hidden_states.
+            return_dict: whether to return a named tuple instead of a plain one.
 
-        Returns: CLIPTextOutput, CLIPTextModelOutput where the class projects; a plain tuple of what is not None in it
-            when not `return_dict`. A prompt has the same bits in any batch.
+        Returns:
+            CLIPTextOutput, or CLIPTextModelOutput from CLIPTextModelWithProjection. A plain tuple leaves out None.
+
+        Raises:
+            InputError: for input_ids of another dtype, shape or range, and for an argument that is not supported.
         """
         options = {"attention_mask": attention_mask, "position_ids": position_ids}
         for name, value in (options | {"output_attentions": output_attentions or None}).items():
             if value is not None:
-                raise InputError(f"{name}: fastdiff's attention is causal and hands out no weights; leave it out")
+                raise InputError(f"{name}: fastdiff's attention is always causal and returns no weights; leave it out")
         checked("output_hidden_states", output_hidden_states, bool | None)
         checked("return_dict", return_dict, bool)
         last, pooled, hidden = self._run(input_ids, bool(output_hidden_states))
@@ -160,10 +174,10 @@ class CLIPTextModel(Model):
         return output if return_dict else tuple(each for each in output if each is not None)
 
     def prompt_embeds(self, input_ids: Tensor, clip_skip: int = 0) -> Tensor:
-        """Return (N, L, C), what a U-Net of Stable Diffusion 1 or 2 reads of prompts (N, L).
+        """Return the prompt embeddings (N, L, C) that a U-Net of Stable Diffusion 1 or 2 reads.
 
-        As StableDiffusionPipeline.encode_prompt: the last `clip_skip` layers are left out, and the final norm is not.
-        InputError for more layers than there are.
+        As in diffusers' StableDiffusionPipeline.encode_prompt, the last `clip_skip` layers are skipped and the final
+        norm is applied. `input_ids` is (N, L). Raises InputError if the model has fewer layers.
         """
         self._check_skip(clip_skip, self.config.num_hidden_layers)
         last, _, hidden = self._run(input_ids, clip_skip > 0)
@@ -175,17 +189,18 @@ class CLIPTextModel(Model):
         return normed
 
     def penultimate_embeds(self, input_ids: Tensor, clip_skip: int = 0) -> tuple[Tensor, Tensor]:
-        """Return (N, L, C), what SDXL's U-Net reads of prompts (N, L), and (N, C) of the end token, for its embedding.
+        """Return the prompt embeddings (N, L, C) that SDXL's U-Net reads, and the end token's output (N, C).
 
-        As StableDiffusionXLPipeline.encode_prompt: the last 1 + `clip_skip` layers are left out, and so is the final
-        norm. The second is text_embeds where the class projects. InputError for more layers than there are.
+        As in diffusers' StableDiffusionXLPipeline.encode_prompt, the last 1 + `clip_skip` layers and the final norm are
+        skipped for the first output. The second one is text_embeds in CLIPTextModelWithProjection. `input_ids` is
+        (N, L). Raises InputError if the model has fewer layers.
         """
         self._check_skip(clip_skip, self.config.num_hidden_layers - 1)
         _, pooled, hidden = self._run(input_ids, True)
         return hidden[-2 - clip_skip], pooled
 
     def _run(self, input_ids: Tensor, with_hidden_states: bool) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """`_encode` of each prompt: (N, L, C), (N, C), and the hidden states, none where they are not wanted."""
+        """Run `_encode` on each prompt. Return (N, L, C), (N, C), and the hidden states or ()."""
         self._check_ids(input_ids)
         encode = self.graphed(("encode", with_hidden_states), partial(self._encode, with_hidden_states))
         last, pooled, *hidden = map(torch.cat, zip(*map_pictures(encode, input_ids.to(self.device)), strict=True))
@@ -193,7 +208,7 @@ class CLIPTextModel(Model):
 
     @torch.no_grad()
     def _encode(self, with_hidden_states: bool, input_ids: Tensor) -> tuple[Tensor, ...]:
-        """(1, L) -> (1, L, C) after the final norm, (1, C) of the end token, and all hidden states if wanted."""
+        """(1, L) -> (1, L, C) after the final norm, the end token's (1, C), and all hidden states if wanted."""
         stream, hidden = self.embeddings(input_ids), []
         for layer in cast(nn.ModuleList, self.encoder["layers"]):
             stream, before = layer(stream)
@@ -201,11 +216,11 @@ class CLIPTextModel(Model):
         last, total = stream.normed(self.final_layer_norm)
         end = self.config.eos_token_id
         is_end = input_ids[0] if end == OLD_END else (input_ids[0] == end).int()
-        pooled = last[0].index_select(0, is_end.argmax()[None])  # (1, C), of the first such token
+        pooled = last[0].index_select(0, is_end.argmax()[None])  # (1, C), of the first end token
         return last, self._project(pooled), *((*hidden, total) if with_hidden_states else ())
 
     def _project(self, pooled: Tensor) -> Tensor:
-        """Return what a class makes of the end token."""
+        """Project the end token's output, in classes that have a projection."""
         return pooled
 
     def _output(self, last: Tensor, pooled: Tensor, hidden: tuple[Tensor, ...] | None) -> NamedTuple:
@@ -215,7 +230,9 @@ class CLIPTextModel(Model):
         tensor("input_ids", input_ids, INDICES)
         most = self.config.max_position_embeddings
         if input_ids.ndim != 2 or not input_ids.numel() or input_ids.shape[1] > most:
-            raise InputError(f"input_ids: its shape is {tuple(input_ids.shape)}; it is (N, L) with L from 1 to {most}")
+            raise InputError(
+                f"input_ids: its shape is {tuple(input_ids.shape)}; it must be (N, L) with L from 1 to {most}"
+            )
         within("input_ids", input_ids, 0, self.config.vocab_size - 1)
 
     def _check_skip(self, clip_skip: int, most: int) -> None:
@@ -223,7 +240,11 @@ class CLIPTextModel(Model):
 
 
 class CLIPTextModelWithProjection(CLIPTextModel):
-    """transformers' CLIPTextModelWithProjection for inference, the second encoder of SDXL; see CLIPTextModel."""
+    """The text encoder of CLIP with a projection of its pooled output: the second encoder of SDXL.
+
+    It takes the config, weights and call of transformers' CLIPTextModelWithProjection. The rest is as in CLIPTextModel.
+    The output has `text_embeds` (N, projection_dim) instead of `pooler_output`.
+    """
 
     config: CLIPTextConfigWithProjection
     whole = ("text_projection.",)
@@ -231,7 +252,7 @@ class CLIPTextModelWithProjection(CLIPTextModel):
 
     def __init__(self, config: CLIPTextConfigWithProjection):
         super().__init__(config)
-        assert config.projection_dim is not None  # the config's own check
+        assert config.projection_dim is not None  # guaranteed by the config's check
         self.text_projection = nn.Linear(config.hidden_size, config.projection_dim, bias=False)
         self._lay_out()
 

@@ -1,4 +1,4 @@
-"""Denoiser, the base of the models that are called at each step: their conditioning, and what they refuse."""
+"""Denoiser: the base class of the models that are called at each step, with their conditioning and input checks."""
 
 from typing import ClassVar
 
@@ -14,22 +14,22 @@ from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 from fastdiff.models.blocks.resnet import Conditioned
 from fastdiff.models.model import Model
 
-MOST_TIMESTEP = 2**31  # whole numbers up to it are exact as a float64
+MOST_TIMESTEP = 2**31  # float64 holds integers up to it exactly
 
 
 class Denoiser(Model):
-    """A model that is called at each step of sampling; see Model."""
+    """The base class of models that are called at each step of sampling; see Model."""
 
     part: ClassVar[DenoiserPart]
-    joins_halves: ClassVar[bool] = False  # on the CPU: a guided picture's halves are one call, by all threads
+    joins_halves: ClassVar[bool] = False  # on the CPU: run both halves of a guided picture as one batch
     config: DenoiserConfig
 
     def __init__(self, config: DenoiserConfig):
         super().__init__(config)
-        self.conditioning_width = 0  # of its Conditioning's temb
+        self.conditioning_width = 0  # of `Conditioning.temb`
 
     def _stack_projections(self, name: str, kind: type[Conditioned], temb_channels: int) -> nn.Linear | None:
-        """The time projections of all blocks of a `kind` as one layer, whose outputs are the columns that they read."""
+        """Stack the time projections of all blocks of a `kind` in one layer. Each block reads some of its outputs."""
         widths: dict[str, int] = {}
         for path, block in self.named_modules():
             if isinstance(block, kind):
@@ -43,31 +43,38 @@ class Denoiser(Model):
         return nn.Linear(temb_channels, sum(widths.values()))
 
     def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
-        """Return what depends on time and class alone, which a sampling loop makes before it begins.
+        """Compute what depends on time and class only. A sampling loop does so once, before its first step.
 
-        Args: timesteps (M,); class_labels as in `forward`, M of them or one for all. Raises InputError where labels are
-        missing, not taken or of another number.
+        Args:
+            timesteps: (M,).
+            class_labels: as in `forward`, M labels or one for all.
+
+        Raises:
+            InputError: for labels that are missing, not supported or of another number.
         """
         raise NotImplementedError
 
     def embed(self, timesteps: Tensor, class_labels: Tensor | None, prompt: Prompt | None) -> Tensor:
-        """Return a Conditioning's temb alone, (M, conditioning_width), which changes from step to step."""
+        """Return `Conditioning.temb` (M, conditioning_width), the part that changes from step to step."""
         return self.conditioning(timesteps, class_labels).temb
 
     def project(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Return a Conditioning's text, which does not; of a model that reads one."""
+        """Return `Conditioning.text`, which is the same at each step. Only for models that read a text."""
         raise NotImplementedError
 
     def usual_conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
-        """Return `conditioning` of an example of whatever else the model is told, for a look at what it runs on."""
+        """Return `conditioning` with zeros for all other inputs of the model, for a trial run."""
         return self.conditioning(timesteps, class_labels)
 
     def predict(self, x: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return (N, H, W, C_out) of x (N, H, W, C_in), contiguous; the conditioning has N entries, or one for all."""
+        """Return the prediction (N, H, W, C_out), contiguous, for x (N, H, W, C_in).
+
+        The conditioning has N entries, or one for all.
+        """
         raise NotImplementedError
 
     def _run(self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None = None) -> Tensor:
-        """`forward` without its names: a sample -> the prediction, both as diffusers has them."""
+        """Check the inputs and predict. The sample and the prediction have diffusers' layout."""
         self._check_sample(sample)
         timesteps = self._timesteps(timestep, len(sample))
         self._check_labels(timesteps, class_labels)
@@ -76,17 +83,17 @@ class Denoiser(Model):
         return self.channels_first(prediction)
 
     def _run_graphed(self, x: Tensor, timesteps: Tensor, class_labels: Tensor | None = None) -> tuple[Tensor]:
-        """`_run` as a function of tensors, over (N, H, W, C)."""
+        """Predict as a function of tensors only, over (N, H, W, C)."""
         for name, source in self.sources.items():
             self.get_parameter(name).copy_(self.conversions[name].convert(source))
         return (self.predict(x.contiguous(), self.conditioning(timesteps, class_labels)),)
 
     def channels_last(self, sample: Tensor) -> Tensor:
-        """Return a sample (N, C, H, W), as diffusers has it, as a view (N, H, W, C)."""
+        """Return a view (N, H, W, C) of a sample in diffusers' layout (N, C, H, W)."""
         return sample.permute(0, 2, 3, 1)
 
     def channels_first(self, prediction: Tensor) -> Tensor:
-        """Return what `predict` makes as diffusers has it, (N, C_out, H, W)."""
+        """Return a view of the output of `predict` in diffusers' layout (N, C_out, H, W)."""
         return prediction.permute(0, 3, 1, 2)
 
     def _timesteps(self, timestep: Tensor | float, count: int) -> Tensor:
@@ -95,12 +102,12 @@ class Denoiser(Model):
         if not isinstance(timestep, Tensor):
             number = as_float(timestep)
             if number is None or abs(number) > MOST_TIMESTEP:
-                raise InputError(f"timestep: {shown(timestep)} is not a number; give one that the training had")
+                raise InputError(f"timestep: {shown(timestep)} is not a timestep; give a number as in training")
             timestep = torch.tensor(int(number))
         tensor("timestep", timestep, REAL if embeds is None else INDICES)
         if timestep.ndim > 1 or timestep.numel() not in (1, count):
             shape = tuple(timestep.shape)
-            raise InputError(f"timestep: its shape is {shape} for {count} pictures; give a number, or one for each")
+            raise InputError(f"timestep: its shape is {shape} for {count} pictures; give one number, or one for each")
         if embeds is not None:
             within("timestep", timestep, 0, embeds - 1)
         return timestep.to(self.device).expand(count)
@@ -109,7 +116,9 @@ class Denoiser(Model):
         if not isinstance(sample, Tensor):
             raise InputError(f"sample: {shown(sample)} is not a tensor; give a torch.Tensor")
         if sample.layout != torch.strided or not sample.numel():
-            raise InputError(f"sample: a {sample.layout} tensor of shape {tuple(sample.shape)}; give a dense, full one")
+            raise InputError(
+                f"sample: a {sample.layout} tensor of shape {tuple(sample.shape)}; give a dense, non-empty one"
+            )
         channels, axes = self.config.sample_channels, self.config.AXES
         if sample.ndim != 2 + len(axes) or sample.shape[1] != channels:
             raise InputError(f"sample: expected (N, {channels}, {', '.join(axes)}), got {tuple(sample.shape)}")
@@ -132,7 +141,7 @@ class Denoiser(Model):
         if class_labels is None:
             return
         table, expected = self.config.label_table, self.config.label_shape
-        if self.config.class_embed_type == "timestep":  # embedded as a timestep is, in a table if that is one
+        if self.config.class_embed_type == "timestep":  # labels are embedded like timesteps, which may be in a table
             table = self.config.num_timestep_embeds
         in_memory = self.device.type != "meta"
         tensor("class_labels", class_labels, REAL if table is None else INDICES, in_memory=in_memory)
@@ -140,7 +149,7 @@ class Denoiser(Model):
         if table is not None:
             within("class_labels", class_labels, 0, table - 1)
         if class_labels.ndim == 0 or class_labels.shape[1:] != expected:
-            raise InputError(f"class_labels: its shape is {tuple(class_labels.shape)}; it is {('N', *expected)}")
+            raise InputError(f"class_labels: its shape is {tuple(class_labels.shape)}; it must be {('N', *expected)}")
         if len(class_labels) not in (1, len(timesteps)):
             raise InputError(
                 f"class_labels: {len(class_labels)} given for {len(timesteps)} pictures; give one for each"

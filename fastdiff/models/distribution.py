@@ -1,4 +1,4 @@
-"""The distribution that an encoder gives: a mean and a variance for each number of a picture's latents."""
+"""The distribution of latents that an encoder returns: a mean and a variance for each element."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,12 @@ Generators = torch.Generator | Sequence[torch.Generator]
 
 
 class DiagonalGaussianDistribution:
-    """Independent normal distributions; diffusers' class of this name.
+    """Independent normal distributions of latents; diffusers' class of this name.
 
-    parameters: (N, 2 C, h, w), the means, then the logarithms of the variances, which count from -30 to 20. `mean`,
-    `std`, `var` and `logvar` are (N, C, h, w).
+    `mean`, `std`, `var` and `logvar` are (N, C, h, w).
+
+    Args:
+        parameters: (N, 2 C, h, w), the means, then the logarithms of the variances, which are clamped to [-30, 20].
     """
 
     def __init__(self, parameters: Tensor):
@@ -26,16 +28,21 @@ class DiagonalGaussianDistribution:
         self.var = torch.exp(self.logvar)
 
     def mode(self) -> Tensor:
-        """Return the latents that are the most likely, (N, C, h, w)."""
+        """Return the most likely latents (N, C, h, w)."""
         return self.mean
 
     def sample(self, generator: Generators | None = None) -> Tensor:
-        """Return latents (N, C, h, w), their noise drawn as diffusers draws it: of one generator or one a picture."""
+        """Draw latents (N, C, h, w).
+
+        Noise is drawn as in diffusers. `generator` is one torch.Generator, or a list of one per picture.
+        """
         shape = self.mean.shape
         if generator is None or isinstance(generator, torch.Generator):
             return self.mean + self.std * self._noise(shape, generator)
         if not isinstance(generator, list | tuple) or not all(isinstance(one, torch.Generator) for one in generator):
-            raise InputError(f"generator: {shown(generator)} is none; give a torch.Generator, or a list of them")
+            raise InputError(
+                f"generator: {shown(generator)} is not a generator; give a torch.Generator, or a list of them"
+            )
         if len(generator) != shape[0]:
             raise InputError(f"generator: {len(generator)} given for {shape[0]} pictures; give one for each")
         return self.mean + self.std * torch.cat([self._noise((1, *shape[1:]), one) for one in generator])

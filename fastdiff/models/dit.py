@@ -1,8 +1,9 @@
 """DiTTransformer2DModel: the transformer denoiser of DiT (Peebles and Xie 2022, arXiv 2212.09748).
 
 Tokens are (N, L, C), the patches of a picture row by row. A block is seven launches: norm, QKV, attention, projection;
-norm, linear with activation, linear. The norm gates and adds the branch before it, and shifts and scales. What a block
-knows of time and class, its shifts, scales and gates, is columns of one table, made before the sampling loop.
+norm, linear with activation, linear. A norm gates and adds the branch before it, and shifts and scales the result. The
+shifts, scales and gates of all blocks depend on time and class only: they are columns of one table, made before the
+sampling loop.
 """
 
 from typing import NamedTuple, cast
@@ -23,18 +24,21 @@ from fastdiff.models.blocks.embeddings import Timesteps
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.schema import checked
 
-EPS = 1e-6  # of the norms that diffusers fixes; the norm before the MLP has the config's
+EPS = 1e-6  # of all norms but the one before the MLP, which has the config's; fixed in diffusers
 TIME_WIDTH = 256  # of the sinusoidal embedding
 
 
 class Transformer2DModelOutput(NamedTuple):
-    """sample: (N, C_out, H, W), the prediction; with C_out = 2 C_in the second half is the learned variance."""
+    """The output of a DiTTransformer2DModel.
+
+    `sample` is (N, C_out, H, W), the prediction. With C_out = 2 C_in its second half is the learned variance.
+    """
 
     sample: Tensor
 
 
 class PatchEmbed(nn.Module):
-    """Patches to tokens, with 2-D sine and cosine positions; diffusers' PatchEmbed."""
+    """Embed patches as tokens, with 2-D sine and cosine positions; diffusers' PatchEmbed."""
 
     def __init__(self, config: DiTTransformer2DConfig):
         super().__init__()
@@ -52,7 +56,7 @@ class PatchEmbed(nn.Module):
         return linear(patches, weight, self.proj.bias, residual=self._position(side).expand(n, -1, -1))
 
     def _position(self, side: int) -> Tensor:
-        """(1, side^2, C) for side x side patches, which span as much as those that the model was trained on."""
+        """Return (1, side^2, C) for side x side patches, scaled to the range of positions in training."""
         key = (side, self.proj.weight.dtype, self.proj.weight.device)
         if key not in self._positions:
             table = positions(side, self.base_side, self.proj.out_channels)
@@ -61,9 +65,10 @@ class PatchEmbed(nn.Module):
 
 
 def positions(side: int, base_side: int, channels: int) -> Tensor:
-    """(side^2, channels) float32 of a square of patches; diffusers' get_2d_sincos_pos_embed.
+    """Return the position embedding (side^2, channels) of a square of patches, in float32.
 
-    The first half of the channels tells the column, the second the row, each as sines, then cosines.
+    It is diffusers' get_2d_sincos_pos_embed. The first half of the channels encodes the column and the second half the
+    row, each as sines, then cosines.
     """
     places = torch.arange(side, dtype=torch.float32) / (side / base_side)
     frequencies = 10_000 ** -(torch.arange(channels // 4, dtype=torch.float64) / (channels / 4))
@@ -73,10 +78,10 @@ def positions(side: int, base_side: int, channels: int) -> Tensor:
 
 
 class CombinedTimestepLabelEmbeddings(nn.Module):
-    """Embeddings of time and class, added, of every block at once; diffusers' class of this name.
+    """The sum of the time and class embeddings, for all blocks at once; diffusers' class of this name.
 
-    In diffusers each block has its own. Here their parameters are stacked along the outputs, and a layer of theirs is
-    one product.
+    In diffusers each block has its own module. Here their parameters are stacked along the outputs, so each layer is
+    one product for all blocks.
     """
 
     def __init__(self, config: DiTTransformer2DConfig):
@@ -98,7 +103,7 @@ class CombinedTimestepLabelEmbeddings(nn.Module):
 
 
 class AdaLayerNormZero(nn.Module):
-    """Time and class to the shifts, scales and gates of every block at once; diffusers' class of this name.
+    """The shifts, scales and gates of all blocks from time and class; diffusers' class of this name.
 
     The norm itself is part of the block.
     """
@@ -109,13 +114,13 @@ class AdaLayerNormZero(nn.Module):
         self.linear = nn.Linear(config.inner_dim, config.num_layers * 6 * config.inner_dim)
 
     def forward(self, timesteps: Tensor, class_labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(M,), (M,) int64 -> (blocks, M, 6 C), and what it is made of: silu of the embeddings, (blocks, M, C)."""
+        """(M,), (M,) int64 -> (blocks, M, 6 C), and the silu of the embeddings, (blocks, M, C)."""
         emb = F.silu(self.emb(timesteps, class_labels))
         return stacked_linear(emb, self.linear), emb
 
 
 def stacked_linear(x: Tensor, layers: nn.Linear) -> Tensor:
-    """x (blocks, M, C_in), each under its own layer of those that `layers` stacks -> (blocks, M, C_out)."""
+    """Apply one of the stacked `layers` to each block's x: (blocks, M, C_in) -> (blocks, M, C_out)."""
     weight, bias = (tensor.unflatten(0, (len(x), -1)) for tensor in (layers.weight, layers.bias))
     if isinstance(weight, Quantised):
         return torch.cat([linear(*each) for each in zip(x.split(1), weight.unbind(), bias, strict=True)])
@@ -123,7 +128,7 @@ def stacked_linear(x: Tensor, layers: nn.Linear) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Self-attention of tokens; diffusers' Attention as its BasicTransformerBlock configures it."""
+    """Self-attention; diffusers' Attention as in its BasicTransformerBlock."""
 
     def __init__(self, config: DiTTransformer2DConfig):
         super().__init__()
@@ -159,7 +164,7 @@ class FeedForward(nn.Module):
 
 
 class Stream(NamedTuple):
-    """The tokens between blocks: x + gate * branch. The sum is left to the norm that reads it."""
+    """The tokens between blocks: x + gate * branch. The norm that reads them computes the sum."""
 
     x: Tensor  # (N, L, C)
     branch: Tensor | None = None  # (N, L, C)
@@ -168,7 +173,7 @@ class Stream(NamedTuple):
     def normed(
         self, scale: Tensor, shift: Tensor, norm: nn.LayerNorm | None = None, *, reader: nn.Linear
     ) -> tuple[Tensor | Scaled, Tensor]:
-        """-> the sum, normalised and modulated, for the layer that reads it; and the sum."""
+        """Return the normalised and modulated sum, as the layer `reader` takes it, and the sum."""
         weight, bias, eps = (None, None, EPS) if norm is None else (norm.weight, norm.bias, norm.eps)
         x, residual = (self.x, None) if self.branch is None else (self.branch, self.x)
         normed = layer_norm(
@@ -179,7 +184,7 @@ class Stream(NamedTuple):
 
 
 class BasicTransformerBlock(nn.Module):
-    """Attention and an MLP, each modulated; diffusers' BasicTransformerBlock with ada_norm_zero, without its norm1."""
+    """Modulated attention and MLP; diffusers' BasicTransformerBlock with ada_norm_zero, without its norm1."""
 
     def __init__(self, config: DiTTransformer2DConfig):
         super().__init__()
@@ -196,7 +201,14 @@ class BasicTransformerBlock(nn.Module):
 
 
 class DiTTransformer2DModel(Denoiser):
-    """diffusers' DiTTransformer2DModel; see Denoiser."""
+    """The transformer denoiser of DiT (Peebles and Xie 2022, arXiv 2212.09748), conditioned on time and class.
+
+    It takes the config, weights and call of diffusers' DiTTransformer2DModel, for inference only. See Model for how to
+    build it. ::
+
+        model = DiTTransformer2DModel.from_pretrained("emoji64-dit", device="cuda", dtype=torch.bfloat16)
+        prediction = model(sample, timestep, class_labels).sample
+    """
 
     config: DiTTransformer2DConfig
     whole = ("pos_embed.", "norm1.emb.", "proj_out_1.", "proj_out_2.")
@@ -224,18 +236,23 @@ class DiTTransformer2DModel(Denoiser):
         cross_attention_kwargs: None = None,
         return_dict: bool = True,
     ) -> Transformer2DModelOutput | tuple[Tensor]:
-        """Predict once, called like diffusers' model.
+        """Predict at one timestep. Arguments and output are those of diffusers' model.
 
         Args:
-            hidden_states: (N, C_in, H, H), the model's dtype and device; H a multiple of patch_size.
-            timestep: a tensor of one or N, or a number, of which the whole part counts.
-            class_labels: (N,) int64, or one for all; num_embeds_ada_norm is the null label.
-            cross_attention_kwargs: for processors of diffusers, which have no part here: InputError.
+            hidden_states: (N, C_in, H, H) in the model's dtype, on its device. H is a multiple of patch_size.
+            timestep: a number, or a tensor of one or N timesteps. A number is truncated to an integer.
+            class_labels: (N,) int64, or one for all. `config.num_embeds_ada_norm` is the null label.
+            cross_attention_kwargs: not supported: it must be None or empty.
+            return_dict: whether to return a Transformer2DModelOutput instead of a tuple.
 
-        Returns: Transformer2DModelOutput with `.sample` (N, C_out, H, H); a tuple of it when not `return_dict`.
+        Returns:
+            Transformer2DModelOutput whose `sample` is (N, C_out, H, H), or a tuple of it.
+
+        Raises:
+            InputError: for an argument that the model does not take.
         """
         if not isinstance(cross_attention_kwargs, dict | None) or cross_attention_kwargs:
-            raise InputError("cross_attention_kwargs: there is no attention processor to take them; leave them out")
+            raise InputError("cross_attention_kwargs: attention processors are not supported; leave them out")
         checked("return_dict", return_dict, bool)
         prediction = self._run(hidden_states, timestep, class_labels)
         return Transformer2DModelOutput(prediction) if return_dict else (prediction,)
@@ -248,7 +265,7 @@ class DiTTransformer2DModel(Denoiser):
         return Conditioning(torch.cat([self._modulate(*group) for group in groups])[: len(timesteps)], timesteps)
 
     def _modulate(self, timesteps: Tensor, class_labels: Tensor) -> Tensor:
-        """(M,), (M,) -> (M, conditioning_width): what each block reads, then what the last norm does."""
+        """(M,), (M,) -> (M, conditioning_width): the columns of each block, then those of the last norm."""
         modulations, emb = self.norm1(timesteps, class_labels)
         return torch.cat([*modulations, self.proj_out_1(emb[0])], dim=1)  # block 0 embeds for the last norm too
 

@@ -1,4 +1,4 @@
-"""Model, the base of all: how they are built, loaded and laid out, how they run through CUDA graphs."""
+"""Model: the base class of all models. It builds, loads and lays out a model, and runs it through CUDA graphs."""
 
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
@@ -26,13 +26,16 @@ AnyModel = TypeVar("AnyModel", bound="Model")
 
 
 class Model(nn.Module):
-    """A model of diffusers or transformers for inference: the same configs, weights and call, channels-last inside.
+    """The base class of all models: a model of diffusers or transformers, for inference.
 
-    Build it with `from_config` (random weights) or `from_pretrained`. Its parameters do not require grad.
+    A model takes the same config.json, weights and call as the class of the same name in diffusers or transformers.
+    Build it with `from_pretrained`, or with `from_config` for random weights. Its parameters do not require grad, and
+    it computes in channels-last memory. On a GPU, the second call with the same shapes is captured as a CUDA graph,
+    which later calls replay. Set `use_graphs` to False to switch this off.
     """
 
-    whole: ClassVar[tuple[str, ...]] = ()  # beginnings of the names of layers that int8 and fp8 leave as they are
-    part: ClassVar[ModelPart]  # its place in a pipeline, its class names and its config
+    whole: ClassVar[tuple[str, ...]] = ()  # name prefixes of the layers that int8 and fp8 do not quantise
+    part: ClassVar[ModelPart]  # the place in a pipeline, with class names and config
     classes: ClassVar[dict[str, type["Model"]]] = {}  # the subclasses by name, once their modules are imported
 
     def __init_subclass__(cls) -> None:
@@ -42,21 +45,31 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         self.use_graphs = True  # on a GPU
-        # our prefix -> those of diffusers' layers that it stacks, and outputs of each
+        # our prefix -> the prefixes of diffusers' layers that it stacks, with the share of the outputs that each has
         self.stacked: dict[str, dict[str, int]] = {}
-        self.conversions: Mapping[str, weights.Conversion] = {}  # by our name, of parameters of another form
-        self.sources: Mapping[str, Tensor] = {}  # diffusers' own of those, where ours must follow their changes
+        # our name -> how to make it from diffusers' parameter, if their forms differ
+        self.conversions: Mapping[str, weights.Conversion] = {}
+        # our name -> diffusers' live parameter, if a conversion of it must follow its changes
+        self.sources: Mapping[str, Tensor] = {}
         self._graphs: dict[Hashable, Graphed] = {}
 
     def _lay_out(self) -> None:
-        """Lay the weights out as kernels read them; they are for inference only."""
+        """Lay the weights out as kernels read them, and freeze them."""
         for parameter in self.parameters():
             parameter.data = weights.laid_out(parameter.data, torch.channels_last)
         self.requires_grad_(False)
 
     @classmethod
     def from_config(cls: type[AnyModel], config: Mapping[str, Any] | ModelConfig, source: str = "config") -> AnyModel:
-        """A model with random weights from a mapping with diffusers' keys. InputError names a bad option."""
+        """Build a model with random weights.
+
+        Args:
+            config: a mapping with the keys of diffusers' config.json, or a config of this class.
+            source: the name of the config in errors.
+
+        Raises:
+            InputError: names the bad option.
+        """
         if not isinstance(config, cls.part.config):
             config = cls.part.config.from_mapping(mapping("config", config), source)
         try:
@@ -76,13 +89,22 @@ class Model(nn.Module):
         precision: Precision = "full",
         **hub_options: Any,
     ) -> AnyModel:
-        """Config and weights from a folder that diffusers saved, a bundled name, or a hub id.
+        """Load a model's config and weights.
 
-        `subfolder` is the part of a pipeline folder (default: that of the class, such as `unet`, where there is one).
-        `precision` int8 keeps weights in 8 bits: half the memory of 16, and an error (see checkpoints.quantisation).
-        fp8 does too, and multiplies in 8 bits, on a GPU of sm_89 or later.
-        `hub_options` are `revision`, `token` and `local_files_only`. Raises InputError for a bad folder, config or
-        weights file, NonFiniteError for NaN or infinity in the weights.
+        Args:
+            name_or_path: a folder saved by diffusers or transformers, the name of a bundled model, or a hub id.
+            subfolder: the part of a pipeline's folder. The default is the class's own, such as `unet`, if it exists.
+            variant: of the weight files, such as `fp16`.
+            dtype: of activations and weights.
+            device: where the model runs.
+            precision: `full` keeps all weights in `dtype`. `int8` keeps most of them in 8 bits: half the memory of
+                16 bits, at the cost of rounding (see `fastdiff.checkpoints.quantisation`). `fp8` also multiplies in 8
+                bits, and needs a GPU of sm_89 or later.
+            hub_options: `revision`, `token` and `local_files_only`, as in diffusers.
+
+        Raises:
+            InputError: for a bad folder, config or weight file.
+            NonFiniteError: for NaN or infinity in the weights.
         """
         device = resolve_device(device)
         check_weights_dtype(dtype)
@@ -95,11 +117,13 @@ class Model(nn.Module):
 
     @classmethod
     def from_folder(cls: type[AnyModel], folder: Path, load: Load) -> AnyModel:
-        """Config and weights from the very folder that holds them. Raises as `from_pretrained`."""
+        """Load a model from the folder that holds its config.json and weights. Raises as `from_pretrained`."""
         path = folder / "config.json"
         config = read_json(path)
         if config.get("_class_name", cls.part.class_name) not in cls.part.classes:
-            raise InputError(f"{path} describes a {config['_class_name']}; {cls.part.class_name} is supported")
+            raise InputError(
+                f"{path} describes a {config['_class_name']}, but {cls.part.class_name} is wanted; give another folder"
+            )
         options = cls.part.config.from_mapping(config, path)
         weight_files.check_fit(options, folder, load.variant, path)
         _prepare_kernels(load.home)
@@ -113,8 +137,9 @@ class Model(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of activations: biases and norms are kept in it, whatever the dtype of the weights."""
-        owners = (module for module in self.modules() if not isinstance(module, Quantised))  # whose factors are float32
+        """The dtype of activations, and of biases and norms. Weights may be in 8 bits."""
+        # the factors of Quantised weights are always float32
+        owners = (module for module in self.modules() if not isinstance(module, Quantised))
         return next(
             parameter for owner in owners for parameter in owner.parameters(recurse=False) if parameter.ndim == 1
         ).dtype
@@ -124,22 +149,22 @@ class Model(nn.Module):
         return next(self.parameters()).device
 
     def graphed(self, name: Hashable, function: Function) -> Callable[..., Any]:
-        """Return `function` of tensors, which runs this model, through CUDA graphs where there can be any.
+        """Return `function`, run through CUDA graphs if the model is on a GPU and `use_graphs` is set.
 
-        `name` stands for all that the function depends on besides its arguments and the model.
+        `function` takes tensors and runs this model. `name` identifies everything else that its result depends on.
         """
         if self.device.type != "cuda" or not self.use_graphs:
             return function
         return self._graphs.setdefault(name, Graphed(function))
 
     def release_graphs(self) -> None:
-        """Let the CUDA graphs go, and the memory that they hold; they are made anew when they are needed."""
+        """Free all CUDA graphs and their memory. They are captured again when needed."""
         self._graphs.clear()
 
     def _apply(self, *args: Any, **kwargs: Any) -> "Model":
-        self.release_graphs()  # they read the parameters where these were
+        self.release_graphs()  # they hold the parameters' old addresses
         super()._apply(*args, **kwargs)
-        self._lay_out()  # which another dtype or device may ask otherwise
+        self._lay_out()  # the layout may depend on dtype and device
         _prepare_kernels(self.device)
         return self
 
@@ -148,6 +173,6 @@ class Model(nn.Module):
 
 
 def _prepare_kernels(device: torch.device) -> None:
-    """Begin what the first kernel on this device will wait for, while weights are read and moved."""
+    """Start what the first kernel on this device needs, in parallel with reading and moving weights."""
     if device.type == "cuda":
         get_ready()

@@ -1,4 +1,4 @@
-"""The tensors that a text U-Net is told beside sample, time and class: which there are, and their checks."""
+"""Checks of the inputs of a text U-Net other than sample, timestep and class labels."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,19 +12,19 @@ from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, beside, tensor
 from fastdiff.models.blocks.conditioning import Given, Prompt
 
-HIDDEN = -10_000.0  # the bias of a key that a mask hides, as diffusers has it
+HIDDEN = -10_000.0  # the bias of a masked key, as in diffusers
 
 
 class Extras(NamedTuple):
-    """Tensors that are added inside the model, an entry for each picture."""
+    """Tensors that are added inside the model, with one entry per picture."""
 
-    bias: Given = ()  # (N, keys of attn1), of attention_mask
+    bias: Given = ()  # (N, keys of attn1), from attention_mask
     down: Given = ()  # (N, H, W, C) for each skip connection
     mid: Given = ()  # (N, H, W, C)
 
 
 class PromptCheck:
-    """The checks of one call: of a model's config, dtype and device, for `count` pictures."""
+    """The checks of one call, with a model's config, dtype and device and `count` pictures."""
 
     def __init__(self, config: UNet2DConditionConfig, dtype: torch.dtype, device: torch.device, count: int):
         self.config, self.dtype, self.device, self.count = config, dtype, device, count
@@ -36,7 +36,7 @@ class PromptCheck:
         added_cond_kwargs: Any = None,
         timestep_cond: Any = None,
     ) -> Prompt:
-        """Return the arguments of a call as a Prompt. InputError for what does not fit the model."""
+        """Return the arguments of a call as a Prompt. Raises InputError for arguments that do not fit the model."""
         text = self._rows("encoder_hidden_states", encoder_hidden_states, None, self.config.text_width)
         if text.dtype != self.dtype:
             raise InputError(
@@ -46,7 +46,7 @@ class PromptCheck:
         return Prompt(text, bias, self._added(added_cond_kwargs), self._timestep_cond(timestep_cond))
 
     def bias(self, name: str, mask: Any, lengths: set[int]) -> Given:
-        """Return a mask (N, keys), 1 to keep and 0 to hide, as what is added to the scores; it has all `lengths`."""
+        """Return a mask (N, keys), 1 to keep and 0 to hide, as a bias of the scores. Each of `lengths` must be keys."""
         if mask is None:
             return ()
         tensor(name, mask, (*REAL, torch.bool))
@@ -55,12 +55,15 @@ class PromptCheck:
         return ((1 - beside(name, mask, self.device).to(self.dtype)) * HIDDEN,)
 
     def residuals(self, down: Any, mid: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[Given, Given]:
-        """Return what a ControlNet adds, (N, C, H, W) each, over (N, H, W, C); shapes (C, H, W), the last of `mid`."""
+        """Return a ControlNet's residuals, (N, C, H, W) each, as (N, H, W, C).
+
+        `shapes` are the expected (C, H, W) of each of `down`, then of `mid`.
+        """
         names = "down_block_additional_residuals", "mid_block_additional_residual"
         if down is None and mid is None:
             return (), ()
         if down is None or mid is None:
-            raise InputError(f"{names[down is not None]}: it is missing; give both {' and '.join(names)}")
+            raise InputError(f"{names[down is not None]}: missing; give both {' and '.join(names)}")
         if not isinstance(down, list | tuple) or len(down) != len(shapes) - 1:
             found = len(down) if isinstance(down, list | tuple) else shown(down)
             raise InputError(
@@ -75,14 +78,16 @@ class PromptCheck:
         kind = self.config.addition_embed_type
         wanted = {"text_embeds", "time_ids"} if kind == "text_time" else set()
         if given is not None and not isinstance(given, Mapping):
-            raise InputError(f"added_cond_kwargs: {shown(given)} is no dictionary; give one of tensors by name")
+            raise InputError(f"added_cond_kwargs: {shown(given)} is not a dictionary; give one of tensors by name")
         given = dict(given or {})
         found = set(given)
         if found - wanted:
-            raise InputError(f"added_cond_kwargs: this model takes no {', '.join(sorted(map(str, found - wanted)))}")
+            raise InputError(
+                f"added_cond_kwargs: this model takes no {', '.join(sorted(map(str, found - wanted)))}; leave it out"
+            )
         if wanted - found:
             missing = ", ".join(sorted(wanted - found))
-            raise InputError(f"added_cond_kwargs: this model needs {missing}: addition_embed_type is {kind!r}")
+            raise InputError(f"added_cond_kwargs: {missing} is missing; addition_embed_type {kind!r} needs it")
         if not wanted:
             return ()
         embeds = self._rows("added_cond_kwargs: text_embeds", given["text_embeds"], None)
@@ -100,11 +105,11 @@ class PromptCheck:
             return ()
         width = self.config.time_cond_proj_dim
         if width is None:
-            raise InputError("timestep_cond: this model takes none: its config has no time_cond_proj_dim")
+            raise InputError("timestep_cond: the model's config has no time_cond_proj_dim; leave it out")
         return (self._rows("timestep_cond", given, width).to(self.dtype),)
 
     def _rows(self, name: str, value: Any, *shape: int | None, dtypes: Sequence[torch.dtype] = FLOATS) -> Tensor:
-        """A tensor (N, *shape), None for any size, on the model's device."""
+        """Check and return a tensor (N, `shape`...) on the model's device. None in `shape` stands for any size."""
         beside(name, tensor(name, value, dtypes), self.device)
         self._check_shape(name, value, shape)
         if value.requires_grad and torch.is_grad_enabled():
@@ -116,4 +121,4 @@ class PromptCheck:
         fits = value.ndim == len(wanted) and value.numel() > 0
         if not fits or any(size not in (None, found) for size, found in zip(wanted, value.shape, strict=True)):
             sizes = ", ".join("L" if size is None else str(size) for size in wanted)
-            raise InputError(f"{name}: its shape is {tuple(value.shape)}; it is ({sizes})")
+            raise InputError(f"{name}: its shape is {tuple(value.shape)}; it must be ({sizes})")

@@ -1,4 +1,4 @@
-"""Pictures in tiles that overlap, each computed by itself, their seams blended: for pictures too large for a card."""
+"""Overlapping tiles, computed one by one with blended seams: for pictures that are too large for a GPU's memory."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,23 +10,23 @@ from fastdiff.errors import InputError
 
 
 class Tiles(NamedTuple):
-    """How a picture is cut, as diffusers' AutoencoderKL does; sides are in pixels of the input, or of the output."""
+    """How a picture is cut into tiles, as in diffusers' AutoencoderKL."""
 
-    side: int  # of a tile of the input
-    out_side: int
+    side: int  # of an input tile, in pixels of the input
+    out_side: int  # of an output tile, in pixels of the output
     overlap: float  # the share of a tile that the next one covers too
-    least: int = 1  # the least side that a tile of the input can have
+    least: int = 1  # the smallest side of an input tile
 
     def needed(self, height: int, width: int) -> bool:
-        """Whether an input is larger than a tile, which its size alone decides."""
+        """Return whether an input is larger than a tile."""
         return max(height, width) > self.side
 
     def starts(self, length: int) -> range:
-        """Return where the tiles along a side of the input begin. InputError where they cannot be cut."""
+        """Return where the tiles along a side of the input begin. Raises InputError if it cannot be cut into tiles."""
         step = int(self.side * (1 - self.overlap))
         if not 0 <= self.overlap < 1 or step < 1:
             raise InputError(
-                f"tile sizes: tiles of {self.side} that share {self.overlap} of it do not advance; give larger tiles"
+                f"tile sizes: tiles of {self.side} cannot overlap by {self.overlap}; give larger tiles or less overlap"
             )
         starts = range(0, length, step)
         if length - starts[-1] < self.least:
@@ -38,12 +38,12 @@ class Tiles(NamedTuple):
 
     @property
     def blended(self) -> int:
-        """Rows or columns of the output that neighbours share."""
+        """The rows or columns of the output that neighbouring tiles share."""
         return int(self.out_side * self.overlap)
 
 
 def tiled(function: Callable[[Tensor], Tensor], x: Tensor, tiles: Tiles) -> Tensor:
-    """Return `function` of x (N, H, W, C) tile by tile, as diffusers' tiled_decode and tiled_encode."""
+    """Apply `function` to x (N, H, W, C) tile by tile, as in diffusers' tiled_decode and tiled_encode."""
     rows, columns = tiles.starts(x.shape[1]), tiles.starts(x.shape[2])
     kept = tiles.out_side - tiles.blended
     above: list[Tensor] = []
@@ -63,7 +63,7 @@ def tiled(function: Callable[[Tensor], Tensor], x: Tensor, tiles: Tiles) -> Tens
 
 
 def blend(before: Tensor, tile: Tensor, extent: int, dim: int) -> Tensor:
-    """Return the tile, its first `extent` rows (dim 1) or columns (dim 2) fading in over the last ones of `before`."""
+    """Return the tile, its first `extent` rows (dim 1) or columns (dim 2) blended with the last ones of `before`."""
     extent = min(before.shape[dim], tile.shape[dim], extent)
     if not extent:
         return tile

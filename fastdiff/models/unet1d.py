@@ -1,7 +1,7 @@
 """UNet1DModel: the planner of Janner et al. 2022 (arXiv 2205.09991), and its value function.
 
-Trajectories are pictures of height 1, (N, 1, L, C): a filter of 5 taps is one of 1 x 5. A convolution, its GroupNorm
-and Mish, the time embedding and the residual after them are one call of `kernels.conv2d`.
+Trajectories are pictures of height 1, (N, 1, L, C), and a filter of 5 taps is a 1 x 5 filter. A convolution with its
+GroupNorm, Mish, time embedding and residual is one call of `kernels.conv2d`.
 """
 
 from itertools import pairwise
@@ -22,24 +22,28 @@ from fastdiff.models.blocks.resnet import Conditioned
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.schema import checked
 
-TAPS = 5  # of the filters of residual and out blocks
+TAPS = 5  # of the filters in residual and out blocks
 TensorOrPair = Tensor | tuple[Tensor, Tensor]  # (N, 1, L, C); a pair: an input and its skip connection
 
 
 class UNet1DOutput(NamedTuple):
-    """sample: (N, C_out, L), the prediction as the scheduler's config says; of a value function (N, 1), the values."""
+    """The output of a UNet1DModel.
+
+    `sample` is (N, C_out, L), the prediction: noise, sample or velocity, according to the scheduler's config. For a
+    value function it is (N, 1), the values.
+    """
 
     sample: Tensor
 
 
 class Conv1d(nn.Conv1d):
-    """torch's Conv1d over (N, 1, L, C), zeros around."""
+    """torch's Conv1d over (N, 1, L, C), zero-padded."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1):
         super().__init__(in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2)
 
     def forward(self, x: TensorOrPair, norm: Norm | None = None) -> Tensor:
-        """A `norm` follows, with what it adds."""
+        """Convolve, then apply `norm` with everything that it adds."""
         sides = self.kernel_size[0] // 2
         padding, stride = (sides, sides, 0, 0) if sides else 0, self.stride[0]
         weight = self.weight.unflatten(1, (-1, 1))
@@ -55,12 +59,12 @@ class Conv1dBlock(nn.Module):
         self.group_norm = GroupNorm(GROUPS, out_channels)
 
     def forward(self, x: TensorOrPair, **added: Tensor) -> Tensor:
-        """`added`: `temb` (N, C_out) and `residual` (N, 1, L, C_out), to what the block makes."""
+        """Run the block. `added` to its output are `temb` (N, C_out) and `residual` (N, 1, L, C_out)."""
         return self.conv1d(x, self.group_norm.after(activation="mish", **added))
 
 
 class ResidualTemporalBlock1D(Conditioned):
-    """Two convolutions with the time added in between, and the residual; diffusers' class of this name."""
+    """Two convolutions with the time embedding added in between, and a residual; diffusers' class of this name."""
 
     def __init__(self, in_channels: int, out_channels: int):
         super().__init__()
@@ -92,8 +96,8 @@ class Downsample1D(nn.Module):
 class Upsample1D(nn.Module):
     """A transposed convolution of 4 taps, stride 2 and padding 1; diffusers' Upsample1D.
 
-    Of its taps w it makes y[2i] = w[3] x[i-1] + w[1] x[i] and y[2i+1] = w[2] x[i] + w[0] x[i+1]. Here both are outputs
-    of position i: `conv` is a plain convolution of 3 taps, which `conversions` make of diffusers' parameters.
+    With taps w, it computes y[2i] = w[3] x[i-1] + w[1] x[i] and y[2i+1] = w[2] x[i] + w[0] x[i+1]. Here both are
+    outputs at position i of `conv`, a plain convolution of 3 taps. `conversions` make its parameters from diffusers'.
     """
 
     def __init__(self, channels: int):
@@ -110,7 +114,7 @@ class Upsample1D(nn.Module):
 
 
 def plain_weight(transposed: Tensor) -> Tensor:
-    """(C_in, C_out, 4) -> (2 C_out, C_in, 3): the filters of even positions, then those of odd ones."""
+    """(C_in, C_out, 4) -> (2 C_out, C_in, 3): the filters of even positions, then the filters of odd positions."""
     taps = F.pad(transposed.transpose(0, 1), (1, 1)).flip(2)  # 0, w[3], w[2], w[1], w[0], 0
     return torch.cat([taps[:, :, 1::2], taps[:, :, ::2]])
 
@@ -136,20 +140,20 @@ class Stage1D(nn.Module):
 
 
 class DownResnetBlock1D(Stage1D):
-    """A stage, and half the horizon; diffusers' DownResnetBlock1D."""
+    """A stage that halves the horizon at its end; diffusers' DownResnetBlock1D."""
 
     def __init__(self, in_channels: int, out_channels: int, layers: int, *, downsample: bool):
         super().__init__(in_channels, out_channels, layers)
         self.downsample = Downsample1D(out_channels) if downsample else None
 
     def forward(self, x: Tensor, temb: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """The output, and the skip connection."""
+        """Return the output and the skip connection."""
         skip = super().forward(x, temb)
         return skip if self.downsample is None else self.downsample(skip), skip
 
 
 class UpResnetBlock1D(Stage1D):
-    """A stage that reads a skip connection beside its input, and twice the horizon; diffusers' UpResnetBlock1D."""
+    """A stage that reads a skip connection and doubles the horizon at its end; diffusers' UpResnetBlock1D."""
 
     def __init__(self, in_channels: int, out_channels: int, layers: int, *, upsample: bool):
         super().__init__(2 * in_channels, out_channels, layers)
@@ -161,7 +165,7 @@ class UpResnetBlock1D(Stage1D):
 
 
 class ValueFunctionMidBlock1D(nn.Module):
-    """Half the channels and half the horizon, twice; diffusers' ValueFunctionMidBlock1D."""
+    """Halve the channels and the horizon twice; diffusers' ValueFunctionMidBlock1D."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -191,7 +195,7 @@ class OutConv1DBlock(nn.Module):
 
 
 class OutValueFunctionBlock(nn.Module):
-    """The last position and the time through two linear layers; diffusers' OutValueFunctionBlock."""
+    """Two linear layers over the only position and the time embedding; diffusers' OutValueFunctionBlock."""
 
     def __init__(self, config: UNet1DConfig):
         super().__init__()
@@ -208,7 +212,14 @@ class OutValueFunctionBlock(nn.Module):
 
 
 class UNet1DModel(Denoiser):
-    """diffusers' UNet1DModel of planners, a policy or a value function; see Denoiser."""
+    """The planner of Janner et al. 2022 (arXiv 2205.09991): a policy that denoises trajectories, or a value function.
+
+    It takes the config, weights and call of diffusers' UNet1DModel, for inference only. Models with diffusers' audio
+    blocks are not supported. See Model for how to build it. ::
+
+        model = UNet1DModel.from_pretrained("path/to/folder", subfolder="unet", device="cuda")
+        prediction = model(trajectories, timestep).sample
+    """
 
     config: UNet1DConfig
     whole = ("time_mlp.", "down_blocks.0.resnets.0.", "out_block.")
@@ -239,14 +250,19 @@ class UNet1DModel(Denoiser):
     def forward(
         self, sample: Tensor, timestep: Tensor | float, return_dict: bool = True
     ) -> UNet1DOutput | tuple[Tensor]:
-        """Predict once, called like diffusers' model.
+        """Predict at one timestep. Arguments and output are those of diffusers' model.
 
         Args:
-            sample: (N, C_in, L), the model's dtype and device; L as `config.check_size` says.
-            timestep: a tensor of one or N, or a number, of which the whole part counts (as in diffusers).
+            sample: (N, C_in, L) in the model's dtype, on its device. For a policy, L is a multiple of
+                `config.size_factor`. For a value function, L is at most `config.most_horizon`.
+            timestep: a number, or a tensor of one or N timesteps. A number is truncated to an integer, as in diffusers.
+            return_dict: whether to return a UNet1DOutput instead of a tuple.
 
-        Returns: UNet1DOutput with `.sample` (N, C_out, L), of a value function (N, 1); a tuple of it when not
-            `return_dict`.
+        Returns:
+            UNet1DOutput whose `sample` is (N, C_out, L), or (N, 1) for a value function; or a tuple of it.
+
+        Raises:
+            InputError: for an argument that the model does not take.
         """
         checked("return_dict", return_dict, bool)
         prediction = self._run(sample, timestep)
@@ -257,12 +273,12 @@ class UNet1DModel(Denoiser):
         self._check_labels(timesteps, class_labels)
         emb = self.time_mlp(self.time_proj(timesteps).to(self.dtype))
         columns = each_through(F.mish(emb), self.time_emb)
-        # a value function's last layers read the embedding itself
+        # the last layers of a value function read the embedding itself
         return Conditioning(torch.cat([columns, emb], dim=1) if self.config.is_value_function else columns, timesteps)
 
     @torch.no_grad()
     def predict(self, x: Tensor, conditioning: Conditioning) -> Tensor:
-        """(N, 1, L, C_in) -> (N, 1, L, C_out); of a value function (N, 1, 1, 1)."""
+        """(N, 1, L, C_in) -> (N, 1, L, C_out), or (N, 1, 1, 1) for a value function."""
         temb = conditioning.temb.expand(len(x), -1)
         skips = []
         for block in self.down_blocks:
@@ -277,16 +293,16 @@ class UNet1DModel(Denoiser):
         return x if self.out_block is None else self.out_block(x, temb[:, self.time_emb.out_features :])
 
     def channels_last(self, sample: Tensor) -> Tensor:
-        """Return a sample (N, C, L), as diffusers has it, as a view (N, 1, L, C)."""
+        """Return a view (N, 1, L, C) of a sample in diffusers' layout (N, C, L)."""
         return sample.permute(0, 2, 1)[:, None]
 
     def channels_first(self, prediction: Tensor) -> Tensor:
-        """Return what `predict` makes as diffusers has it, (N, C_out, L) or the values (N, 1)."""
+        """Return a view of the output of `predict` in diffusers' layout: (N, C_out, L), or the values (N, 1)."""
         return prediction[:, 0, 0] if self.config.is_value_function else prediction[:, 0].permute(0, 2, 1)
 
 
 def _time_projection(config: UNet1DConfig) -> nn.Module:
-    """The module that embeds a timestep."""
+    """Return the module that embeds a timestep."""
     if config.time_embedding_type == "fourier":
         return GaussianFourierProjection(
             config.time_width // 2, scale=1.0, log=False, flip_sin_to_cos=config.flip_sin_to_cos

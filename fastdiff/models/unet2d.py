@@ -1,4 +1,4 @@
-"""UNet2DModel: the denoiser of DDPM and of its relatives, built from diffusers' config.json and weights."""
+"""UNet2DModel: the denoiser of DDPM and of models like it, with diffusers' config.json and weights."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -31,13 +31,23 @@ from fastdiff.schema import checked
 
 
 class UNet2DOutput(NamedTuple):
-    """sample: (N, C_out, H, W), the prediction: noise, picture or velocity, as the scheduler's config says."""
+    """The output of a UNet2DModel.
+
+    `sample` is (N, C_out, H, W), the prediction: noise, picture or velocity, according to the scheduler's config.
+    """
 
     sample: Tensor
 
 
 class UNet2DModel(Denoiser):
-    """diffusers' UNet2DModel; see Denoiser."""
+    """The U-Net of DDPM and of models like it, conditioned on time and optionally on class labels.
+
+    It takes the config, weights and call of diffusers' UNet2DModel, for inference only. See Model for how to build
+    it. ::
+
+        model = UNet2DModel.from_pretrained("emoji64", device="cuda", dtype=torch.bfloat16)
+        prediction = model(sample, timestep, class_labels).sample
+    """
 
     config: UNet2DConfig
     whole = ("conv_in.", "conv_out.", "time_embedding.", "class_embedding.")
@@ -73,25 +83,29 @@ class UNet2DModel(Denoiser):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | ModelConfig, source: str = "config") -> "UNet2DModel":
-        """Make a model with random weights of a mapping with diffusers' keys. InputError names a bad option."""
+        """Build a model with random weights; see `Model.from_config`."""
         model = super().from_config(config, source)
         if model.config.has_k_blocks and not _fits_together(model.config):
-            raise InputError(
-                f"{source}: these down_block_types and up_block_types do not fit together; use K blocks only"
-            )
+            raise InputError(f"{source}: down_block_types and up_block_types do not fit together; use K blocks only")
         return model
 
     def forward(
         self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None = None, return_dict: bool = True
     ) -> UNet2DOutput | tuple[Tensor]:
-        """Predict once, called like diffusers' model.
+        """Predict at one timestep. Arguments and output are those of diffusers' model.
 
         Args:
-            sample: (N, C_in, H, W), the model's dtype and device; H and W multiples of 2 ** (levels - 1).
-            timestep: a tensor of one or N, or a number, of which the whole part counts (as in diffusers).
-            class_labels: (N,) int64 for a label table, (N,) for `timestep`, (N, time_embedding_dim) for `identity`.
+            sample: (N, C_in, H, W) in the model's dtype, on its device. H and W are multiples of 2 ** (levels - 1).
+            timestep: a number, or a tensor of one or N timesteps. A number is truncated to an integer, as in diffusers.
+            class_labels: None for an unconditional model. With a label table (N,) int64; with class_embed_type
+                `timestep` (N,); with `identity` (N, time_embedding_dim).
+            return_dict: whether to return a UNet2DOutput instead of a tuple.
 
-        Returns: UNet2DOutput with `.sample` (N, C_out, H, W); a tuple of it when not `return_dict`.
+        Returns:
+            UNet2DOutput whose `sample` is (N, C_out, H, W), or a tuple of it.
+
+        Raises:
+            InputError: for an argument that the model does not take.
         """
         checked("return_dict", return_dict, bool)
         prediction = self._run(sample, timestep, class_labels)
@@ -136,7 +150,7 @@ class UNet2DModel(Denoiser):
 
 
 def _fits_together(config: UNet2DConfig) -> bool:
-    """K blocks change widths and take skip connections in ways of their own: try, on tensors without memory."""
+    """Try a forward on the meta device: the widths and skip connections of K blocks follow rules of their own."""
     with on_meta():
         model = UNet2DModel(config)
         x = torch.empty(1, config.min_size, config.min_size, config.in_channels)
@@ -149,7 +163,7 @@ def _fits_together(config: UNet2DConfig) -> bool:
 
 
 def _time_projection(config: UNet2DConfig) -> tuple[nn.Module, int]:
-    """The module that embeds a timestep, and the width of its output."""
+    """Return the module that embeds a timestep, and the width of its output."""
     width = config.block_out_channels[0]
     if config.time_embedding_type == "fourier":
         return GaussianFourierProjection(width), 2 * width
@@ -191,7 +205,7 @@ def _up_stages(config: UNet2DConfig, options: BlockOptions) -> list[UpStage]:
     widths = tuple(reversed(config.block_out_channels))
     for i, kind in enumerate(config.up_kinds):
         before, out, above = widths[max(i - 1, 0)], widths[i], widths[min(i + 1, len(widths) - 1)]
-        # What each residual block reads: its input beside a skip connection of the mirrored down stage.
+        # Each residual block reads its input and a skip connection of the mirrored down stage.
         layers = config.layers_per_block
         inputs = list(zip([before] + [out] * layers, [out] * layers + [above], strict=True))
         resample, attention = i < len(config.up_kinds) - 1, kind.startswith("Attn")

@@ -1,6 +1,6 @@
 """UNet2DConditionModel: the denoiser of Stable Diffusion, which reads a text (Rombach et al. 2022, arXiv 2112.10752).
 
-What depends on the text alone, the keys and values of every attention to it, is made once per prompt: `project_text`.
+The keys and values of every cross-attention depend on the text only, so `project_text` makes them once per prompt.
 """
 
 from typing import Any, NamedTuple
@@ -32,13 +32,23 @@ from fastdiff.schema import checked
 
 
 class UNet2DConditionOutput(NamedTuple):
-    """sample: (N, C_out, H, W), the prediction: noise or velocity, as the scheduler's config says."""
+    """The output of a UNet2DConditionModel.
+
+    `sample` is (N, C_out, H, W), the prediction: noise or velocity, according to the scheduler's config.
+    """
 
     sample: Tensor
 
 
 class UNet2DConditionModel(Denoiser):
-    """diffusers' UNet2DConditionModel; see Denoiser."""
+    """The U-Net of Stable Diffusion 1, 2 and XL, conditioned on time and a text (Rombach et al. 2022).
+
+    It takes the config, weights and call of diffusers' UNet2DConditionModel, for inference only. See Model for how to
+    build it. ::
+
+        model = UNet2DConditionModel.from_pretrained("emoji-sd", device="cuda", dtype=torch.bfloat16)
+        prediction = model(sample, timestep, encoder_hidden_states).sample
+    """
 
     config: UNet2DConditionConfig
     whole = (
@@ -93,23 +103,32 @@ class UNet2DConditionModel(Denoiser):
         encoder_attention_mask: Tensor | None = None,
         return_dict: bool = True,
     ) -> UNet2DConditionOutput | tuple[Tensor]:
-        """Predict once, called like diffusers' model.
+        """Predict at one timestep. Arguments and output are those of diffusers' model.
 
         Args:
-            sample: (N, C_in, H, W), the model's dtype and device; any H and W.
-            timestep: a tensor of one or N, or a number, of which the fraction counts.
-            encoder_hidden_states: (N, L, text_width), the text, the model's dtype and device.
-            class_labels: (N,) int64 for a label table, (N,) for `timestep`, (N, width) for `identity` and projections.
+            sample: (N, C_in, H, W) in the model's dtype, on its device. H and W are at least
+                `config.min_size`.
+            timestep: a number, or a tensor of one or N timesteps. Fractions count.
+            encoder_hidden_states: the text, (N, L, text_width) in the model's dtype, on its device.
+            class_labels: with a label table (N,) int64; with class_embed_type `timestep` (N,); with `identity` and
+                projections (N, width). None for a model without class embedding.
             timestep_cond: (N, time_cond_proj_dim), an embedding of the guidance scale, for LCM.
-            attention_mask: (N, keys) for attn1 of every block, 1 to keep and 0 to hide; all have so many keys.
-            cross_attention_kwargs: for processors of diffusers, which have no part here: InputError.
-            added_cond_kwargs: with text_time (SDXL), text_embeds (N, width) and time_ids (N, count).
-            down_block_additional_residuals: (N, C, H, W) for each skip connection, which they are added to.
-            mid_block_additional_residual: (N, C, H, W), added to the mid block's output; with the former.
-            down_intrablock_additional_residuals: of a T2I-Adapter, which is not supported: InputError.
-            encoder_attention_mask: (N, L), likewise, of the text.
+            attention_mask: (N, keys) for attn1 of all blocks, 1 to keep and 0 to hide. All must have that many keys.
+            cross_attention_kwargs: not supported: it must be None or empty.
+            added_cond_kwargs: with addition_embed_type `text_time` (SDXL): text_embeds (N, width) and time_ids
+                (N, count).
+            down_block_additional_residuals: of a ControlNet, (N, C, H, W) to add to each skip connection.
+            mid_block_additional_residual: of a ControlNet, (N, C, H, W) to add to the mid block's output. Give both
+                kinds of residuals or none.
+            down_intrablock_additional_residuals: of a T2I-Adapter; not supported: it must be None.
+            encoder_attention_mask: (N, L) for the text, 1 to keep and 0 to hide.
+            return_dict: whether to return a UNet2DConditionOutput instead of a tuple.
 
-        Returns: UNet2DConditionOutput with `.sample` (N, C_out, H, W); a tuple of it when not `return_dict`.
+        Returns:
+            UNet2DConditionOutput whose `sample` is (N, C_out, H, W), or a tuple of it.
+
+        Raises:
+            InputError: for an argument that the model does not take.
         """
         checked("return_dict", return_dict, bool)
         _check_unsupported(cross_attention_kwargs, down_intrablock_additional_residuals)
@@ -132,7 +151,7 @@ class UNet2DConditionModel(Denoiser):
     def _run_prompt(
         self, x: Tensor, timesteps: Tensor, labels: tuple[Tensor, ...], prompt: Prompt, extras: Extras
     ) -> tuple[Tensor]:
-        """`forward` as a function of tensors, over (N, H, W, C)."""
+        """Predict as a function of tensors only, over (N, H, W, C)."""
         conditioning = self.conditioning(timesteps, labels[0] if labels else None, prompt)
         return (self.predict(x.contiguous(), conditioning, extras),)
 
@@ -140,12 +159,12 @@ class UNet2DConditionModel(Denoiser):
     def conditioning(
         self, timesteps: Tensor, class_labels: Tensor | None = None, prompt: Prompt | None = None
     ) -> Conditioning:
-        """Return what depends on time, class and text alone; see Denoiser. The prompt has M entries.
+        """Compute what depends on time, class and text only; see Denoiser. The prompt has M entries.
 
-        A sampling loop calls `project` once per prompt, and `embed` for what the time changes.
+        A sampling loop calls `project` once per prompt instead, and `embed` for the part that depends on time.
         """
         if prompt is None:
-            raise InputError("prompt: this model reads a text; give one")
+            raise InputError("prompt: missing, but this model reads a text; give one")
         temb = self.embed(timesteps, class_labels, prompt)
         return Conditioning(temb, timesteps, (self.project_text(prompt.text), *prompt.bias))
 
@@ -161,15 +180,15 @@ class UNet2DConditionModel(Denoiser):
 
     @torch.no_grad()
     def project_text(self, text: Tensor) -> Tensor:
-        """Return the keys and values of every attention to a text (M, L, text_width), side by side: (M, L, width)."""
+        """Return the keys and values of all cross-attentions, side by side: (M, L, text_width) -> (M, L, width)."""
         if self.encoder_hid_proj is not None:
             text = linear(text, self.encoder_hid_proj.weight, self.encoder_hid_proj.bias)
         return linear(text, self.text_projections.weight)
 
     @torch.no_grad()
     def embed(self, timesteps: Tensor, class_labels: Tensor | None, prompt: Prompt | None) -> Tensor:
-        """Return what the residual blocks read of time, class and what is added to them: (M, conditioning_width)."""
-        assert prompt is not None  # the callers' to say
+        """Return what residual blocks read of time, class and added conditions: (M, conditioning_width)."""
+        assert prompt is not None  # guaranteed by the callers
         self._check_labels(timesteps, class_labels)
         emb = self.time_embedding(self.time_proj(timesteps).to(self.dtype), *prompt.timestep_cond)
         if class_labels is not None:
@@ -182,7 +201,7 @@ class UNet2DConditionModel(Denoiser):
             emb = emb + self.add_embedding(self._added(*prompt.added))
         if self.config.time_embedding_act_fn is not None:
             emb = ACTIVATIONS[_activation(self.config.time_embedding_act_fn) or ""](emb)
-        assert self.time_emb_proj is not None  # there are residual blocks in any model
+        assert self.time_emb_proj is not None  # every model has residual blocks
         return each_through(ACTIVATIONS[self.config.activation](emb), self.time_emb_proj)
 
     def _embed_labels(self, labels: Tensor) -> Tensor:
@@ -195,7 +214,7 @@ class UNet2DConditionModel(Denoiser):
         return self.class_embedding(labels).to(self.dtype)
 
     def _added(self, text_embeds: Tensor, time_ids: Tensor) -> Tensor:
-        """The pooled text and the embedded numbers of SDXL, side by side."""
+        """Return SDXL's pooled text and embedded time_ids, side by side."""
         config = self.config
         assert config.addition_time_embed_dim is not None
         waves = Timesteps(config.addition_time_embed_dim, config.flip_sin_to_cos, config.freq_shift)
@@ -233,7 +252,7 @@ class UNet2DConditionModel(Denoiser):
         if not isinstance(timestep, Tensor):
             number = as_float(timestep)
             if number is None or abs(number) > MOST_TIMESTEP:
-                raise InputError(f"timestep: {shown(timestep)} is not a number; give one that the training had")
+                raise InputError(f"timestep: {shown(timestep)} is not a timestep; give a number as in training")
             timestep = torch.tensor(number, dtype=torch.float64)
         return super()._timesteps(timestep, count)
 
@@ -243,13 +262,13 @@ def _plus(feature: Feature, residual: Tensor) -> Feature:
 
 
 def _activation(name: str | None) -> str | None:
-    """The canonical name of an activation."""
+    """Return the canonical name of an activation."""
     return "silu" if name == "swish" else name
 
 
 def _check_unsupported(cross_attention_kwargs: Any, down_intrablock_additional_residuals: Any) -> None:
     if not isinstance(cross_attention_kwargs, dict | None) or cross_attention_kwargs:
-        raise InputError("cross_attention_kwargs: there is no attention processor to take them; leave them out")
+        raise InputError("cross_attention_kwargs: attention processors are not supported; leave them out")
     if down_intrablock_additional_residuals is not None:
         raise InputError("down_intrablock_additional_residuals: T2I-Adapters are not supported; leave them out")
 
@@ -267,7 +286,7 @@ def _resnet_options(config: UNet2DConditionConfig) -> BlockOptions:
 
 
 def _time_projection(config: UNet2DConditionConfig) -> tuple[nn.Module, int]:
-    """The module that embeds a timestep, and the width of its output."""
+    """Return the module that embeds a timestep, and the width of its output."""
     if config.time_embedding_type == "fourier":
         half = config.temb_channels // 2
         module = GaussianFourierProjection(half, scale=1.0, log=False, flip_sin_to_cos=config.flip_sin_to_cos)

@@ -224,7 +224,7 @@ def test_refused_when_it_is_there(pipe, change, message):
 
 def test_the_call_refuses_what_it_is_given(pipe):
     fastdiff.accelerate(pipe)
-    with pytest.raises(fastdiff.InputError, match="cross_attention_kwargs: there is no attention processor"):
+    with pytest.raises(fastdiff.InputError, match="cross_attention_kwargs: attention processors are not supported"):
         draw(pipe, cross_attention_kwargs={"gligen": {}})
 
 

@@ -1,4 +1,4 @@
-"""Answers of configs beyond their options: sizes, labels, counts. tests/models holds each option against diffusers."""
+"""Configs: sizes, labels and bounds. tests/models compares each option with diffusers."""
 
 import pytest
 
@@ -28,7 +28,10 @@ def test_autoencoder_scale(widths, scale):
         ({"down_block_types": ["DownBlock2D"]}, "down_block_types: block type 'DownBlock2D' is not supported; choose"),
         ({"up_block_types": ["UpBlock2D"]}, "up_block_types: block type 'UpBlock2D' is not supported; choose"),
         ({"latents_mean": [0.0] * 3}, "latents_mean: 3 given for 4 latent_channels; give one for each"),
-        ({"block_out_channels": [8, 16]}, "block_out_channels, down_block_types and up_block_types must be of one len"),
+        (
+            {"block_out_channels": [8, 16]},
+            "block_out_channels, down_block_types and up_block_types must have the same len",
+        ),
     ],
     ids=["down", "up", "channels", "lengths"],
 )
@@ -145,7 +148,7 @@ BILLION = 10**9
         (
             DiTTransformer2DConfig,
             {"attention_head_dim": 50_000},
-            "attention_head_dim: 16 heads of it are 800000",
+            "attention_head_dim: 16 heads make 800000",
         ),
         (CLIPTextConfig, {"num_hidden_layers": BILLION}, "num_hidden_layers: .* to 1024"),
         (CLIPTextConfig, {"vocab_size": BILLION}, "vocab_size: .* to 1048576"),

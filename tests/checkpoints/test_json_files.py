@@ -1,4 +1,4 @@
-"""JSON files: what is read, and what is refused."""
+"""JSON files: what is read, and what is an error."""
 
 import math
 import os

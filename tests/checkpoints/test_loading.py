@@ -1,4 +1,4 @@
-"""Load: what a caller gives becomes one value, and what cannot be is refused before anything is read."""
+"""Load: options become one value, and bad options are errors before anything is read."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_weights_stay_on_the_host_where_parts_are_offloaded():
         ({"precision": "fp4"}, "precision: 'fp4' is not one of full, int8, fp8"),
         ({"scheduler": "eular"}, "scheduler: 'eular' is not one of ddim"),
         ({"scheduler": ""}, "scheduler: '' is not one of ddim"),
-        ({"offload": True}, "offload: there is no GPU whose memory it would save"),
+        ({"offload": True}, "offload: it saves GPU memory, but the device is the CPU"),
         ({"offload": 1}, "offload: 1 is not true or false"),
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""The card of a model folder: what its JSON files say together."""
+"""ModelCard: the contents of a model folder's JSON files."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from tests.support.timing import at_once
 
 @pytest.fixture
 def folder(tmp_path):
-    """The JSON files of a bundled model, to be changed: `edit(file, key=value)`; None removes a key."""
+    """A copy of a bundled model's JSON files. `edit(file, key=value)` changes a key; None removes it."""
 
     def copy(name: str = "emoji64-dit") -> Path:
         shutil.copytree(
@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def of_prompts(text_folder, tmp_path):
-    """The JSON files of a tiny text pipeline, sd1, sd2 or sdxl, to be changed by `edit`."""
+    """A copy of the JSON files of a tiny text pipeline, sd1, sd2 or sdxl. Change them with `edit`."""
 
     def copy(kind: str) -> Path:
         return shutil.copytree(text_folder(kind), tmp_path / kind, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -201,14 +201,14 @@ def test_parts_that_are_not_run_are_told_in_one_line(of_prompts):
     ],
 )
 def test_the_sample_size_of_old_stable_diffusion(of_prompts, kind, version, size, expected):
-    """StableDiffusionPipeline makes 64 of less in the U-Net of diffusers before 0.9."""
+    """StableDiffusionPipeline raises a sample_size under 64 to 64 in U-Nets saved by diffusers before 0.9."""
     root = of_prompts(kind)
     edit(root / "unet" / "config.json", _diffusers_version=version, sample_size=size)
     side = (96, 64) if expected is None else (expected, expected)  # (width, height)
     assert ModelCard.read("x", root).size == side
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # diffusers says that it mends the file
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # diffusers warns that it corrects the config
 @pytest.mark.parametrize("size", [32, 96])
 def test_the_sample_size_is_that_of_the_live_pipeline(of_prompts, size):
     root = of_prompts("sd1")
@@ -223,7 +223,7 @@ def test_the_sample_size_is_that_of_the_live_pipeline(of_prompts, size):
 
 def test_an_empty_prompt_is_zeros_where_sdxl_says_so(of_prompts):
     root = of_prompts("sdxl")
-    for said, expected in ((True, True), (False, False), (None, True)):  # None: the key is not there
+    for said, expected in ((True, True), (False, False), (None, True)):  # None: the key is missing
         edit(root / "model_index.json", force_zeros_for_empty_prompt=said)
         assert ModelCard.read("x", root).zeros_for_no_prompt is expected
     edit(root / "model_index.json", force_zeros_for_empty_prompt="yes")

@@ -63,7 +63,7 @@ def test_every_file_that_is_loaded_bears_on_it(card, model, name):
 def test_tokenizers_and_text_encoders_bear_on_it(text_folder, tmp_path):
     folder = shutil.copytree(text_folder("sdxl"), tmp_path / "sdxl")
     for name in ("tokenizer", "tokenizer_2"):
-        (folder / name / "merges.txt").write_text("#version: 0.2\n")  # of older folders
+        (folder / name / "merges.txt").write_text("#version: 0.2\n")  # as in older folders
     card = ModelCard.read("sdxl", folder)
     digits = {begin_files_hash(card, None).result()}
     changed = [*folder.glob("*/*.safetensors"), *folder.glob("tokenizer*/*.json"), *folder.glob("tokenizer*/*.txt")]

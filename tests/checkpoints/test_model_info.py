@@ -1,4 +1,4 @@
-"""fastdiff.json: what is read, what is refused, and how a label is named."""
+"""fastdiff.json: what is read, what is an error, and how labels are named."""
 
 import json
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_bad_file_is_one_line_that_names_it(tmp_path, content, named):
     assert named in message and "fastdiff.json" in message and "\n" not in message
 
 
-# Part of what facebook/DiT-XL-2-256 says of its labels.
+# Part of the id2label of facebook/DiT-XL-2-256.
 IMAGENET = {"0": "tench, Tinca tinca", "1": "crane", "2": "great white shark, white shark, man-eater", "3": "crane"}
 
 

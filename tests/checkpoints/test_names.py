@@ -1,4 +1,4 @@
-"""Names that become parts of file names: what they may be."""
+"""Names that become parts of file names: which are allowed."""
 
 import pytest
 

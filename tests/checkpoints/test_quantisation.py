@@ -1,4 +1,4 @@
-"""Weights in 8 bits in models of every kind: which they are, what the models make of them, how they are moved."""
+"""Weights in 8 bits in every kind of model: which weights are quantised, the outputs, and moves between devices."""
 
 import copy
 import weakref
@@ -68,7 +68,7 @@ CASES = {
 
 
 def quantised_alike(theirs, ours, precision="int8"):
-    """A copy of diffusers' model with the weights that 8 bits of them stand for."""
+    """Return a copy of diffusers' model with weights quantised to 8 bits and dequantised."""
     alike, keys = copy.deepcopy(theirs), {key for name in names_in_8_bits(ours) for key in diffusers_keys(ours, name)}
     for key, parameter in alike.named_parameters():
         if key in keys:
@@ -83,11 +83,11 @@ def load(kind, theirs, folder, **options):
 
 @pytest.fixture
 def whole_activations(monkeypatch):
-    """Let fp8 leave activations as they are, as diffusers' models do."""
+    """Keep activations whole with fp8, as in diffusers' models."""
     for module in (conv2d_module, linear_module):
         monkeypatch.setattr(module, "as_multiplied", lambda x, weight: parts_of(x))
     for module in (dit, transformer):
-        monkeypatch.setattr(module, "FP8", None)  # for which their norms round
+        monkeypatch.setattr(module, "FP8", None)  # so that norms do not round to fp8
 
 
 @pytest.mark.usefixtures("whole_activations")
@@ -143,7 +143,7 @@ def test_an_autoencoder_and_an_encoder_read_the_weights_that_8_bits_stand_for(tm
     assert 0 < (y - expected).abs().max() < 0.05 * expected.abs().max()
 
 
-RULE = {  # of a model, layers that stay whole, and layers that do not
+RULE = {  # model -> layers that are not quantised, layers that are
     "unet2d": (
         ["conv_in", "conv_out", "time_embedding.linear_1", "down_blocks.1.resnets.0.conv_shortcut"],
         ["down_blocks.0.resnets.0.conv1", "time_emb_proj", "mid_block.attentions.0.to_qkv"],
@@ -288,9 +288,11 @@ class TestOnGpu:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("case", CASES)
     def test_the_error_is_that_of_16_bits_and_of_8(self, case, dtype, randomise, tmp_path, exact_matmuls):
-        """int8: against float32 with the same 8 bits, at most twice that of our own 16 bits with whole weights.
+        """The error of 8-bit weights with 16-bit activations is bounded.
 
-        fp8: against float32, in its size: activations that differ in the last bit may be rounded to others of e4m3.
+        int8: relative to float32 with the same 8-bit weights, at most twice our error of 16 bits with whole weights.
+        fp8: bounded by the size of fp8's own error, because activations that differ in the last bit may be rounded to
+        different values of e4m3.
         """
         kind, theirs, options = CASES[case]()
         randomise(theirs)
@@ -305,7 +307,7 @@ class TestOnGpu:
 
             model = load(kind, theirs, tmp_path, precision=precision, dtype=dtype, device=device)
             with torch.inference_mode():
-                outputs = [model(moved(x), 7, **moved(options)).sample for _ in range(3)]  # the third through a graph
+                outputs = [model(moved(x), 7, **moved(options)).sample for _ in range(3)]  # the third replays a graph
             assert all(torch.equal(each, outputs[0]) for each in outputs)
             return outputs[0].float().cpu()
 

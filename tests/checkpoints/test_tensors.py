@@ -1,4 +1,4 @@
-"""Tensors that a weights file can hold and a model cannot: one line each, without a warning of torch before it."""
+"""Tensors that a weight file can hold but a model cannot: an error of one line, without a warning from torch."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ class Model(nn.Module):
 
 
 def load(folder) -> Model:
-    """As every model of a folder is loaded; a warning is an error."""
+    """Load a model like any model in a folder. A warning is an error."""
     with torch.device("meta"):
         model = Model()
     with warnings.catch_warnings():
@@ -50,7 +50,7 @@ def odd_tensors() -> dict[str, object]:
     }
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's, as the tensors are made
+@pytest.mark.filterwarnings("ignore")  # torch warns when such tensors are made
 @pytest.mark.parametrize("kind", ["sparse", "sparse-csr", "meta", "quantised", "nested"])
 def test_bin_of_tensors_without_values(tmp_path, kind):
     torch.save({KEY: odd_tensors()[kind]}, tmp_path / f"{STEM}.bin")
@@ -60,7 +60,7 @@ def test_bin_of_tensors_without_values(tmp_path, kind):
 @pytest.mark.parametrize("key", [1, None, ("a", "b"), b"layer.weight", 1.5])
 def test_bin_of_keys_that_are_not_strings(tmp_path, key):
     torch.save({KEY: torch.eye(2), key: torch.eye(2)}, tmp_path / f"{STEM}.bin")
-    assert_refused(tmp_path, f"no plain tensor with a name: {key}")
+    assert_refused(tmp_path, f"other than named plain tensors: {key}")
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int8, torch.bool], ids=str)
@@ -112,4 +112,4 @@ def test_a_warning_of_torch_does_not_precede_the_line(tmp_path):
             print(error)
     """
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
-    assert "no plain tensor" in done.stdout and done.stderr == ""
+    assert "named plain tensors" in done.stdout and done.stderr == ""

@@ -1,4 +1,4 @@
-"""Weight files: which are taken, what their headers tell, and the configs that they do not fit."""
+"""Weight files: which are chosen, what their headers say, and configs that do not fit them."""
 
 import json
 import os
@@ -77,7 +77,7 @@ MODELS = {
 
 
 def save(folder, kind: str, extension: str) -> None:
-    """Config and weights of a tiny model in `folder`."""
+    """Save the config and weights of a tiny model in `folder`."""
     model, config, options = MODELS[kind]
     with torch.device("meta"):
         shapes = diffusers_shapes(model.from_config(config(**options)))
@@ -270,7 +270,7 @@ def test_what_is_no_file_is_refused_without_opening_it(tmp_path, name, kind):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes and devices among the files")
 def test_shards_that_are_no_files_or_have_no_possible_name_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for shard, named in (("pipe", "pipe is not a regular file"), ("x" * 300, "which is not there"), ("C:w", "plain")):
+    for shard, named in (("pipe", "pipe is not a regular file"), ("x" * 300, "which does not exist"), ("C:w", "plain")):
         (tmp_path / f"{NAME}.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
         with pytest.raises(InputError, match=named):
             load_state_dict(tmp_path)
@@ -285,7 +285,7 @@ def test_a_bin_that_unpacks_to_more_than_it_is_is_refused_before_it_does(tmp_pat
     ):
         for entry in plain.infolist():
             packed.writestr(entry.filename, plain.read(entry))
-    with pytest.raises(InputError, match=rf"{name} unpacks to 400\d{{4}} bytes, more than it is"):
+    with pytest.raises(InputError, match=rf"{name} unpacks to 400\d{{4}} bytes, more than its size"):
         load_state_dict(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Weights: every way diffusers saves them, every way a file can be bad, and the strict, fused, channels-last load."""
+"""Weights: all formats that diffusers saves, all kinds of bad files, and strict, fused, channels-last loading."""
 
 import json
 import os
@@ -31,7 +31,7 @@ class Attention(nn.Module):
 
 
 class Model(nn.Module):
-    """The naming rules of our models, and nothing else."""
+    """A module with the parameter names of our models, and nothing else."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ def model_on_meta() -> Model:
 
 
 def state_of_model() -> dict[str, torch.Tensor]:
-    """Random weights for Model by the names diffusers saves them under."""
+    """Return random weights for Model, by diffusers' names."""
     shapes = {"conv_in.weight": (8, 3, 3, 3), "conv_in.bias": (8,)}
     for layer in ("group_norm.weight", "group_norm.bias"):
         shapes[f"attentions.0.{layer}"] = (8,)

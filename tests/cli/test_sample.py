@@ -185,7 +185,7 @@ def overflow(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "code", "message"),
     [
-        (truncate, 2, "safetensors is damaged or no safetensors file"),
+        (truncate, 2, "safetensors is damaged or not a safetensors file"),
         (drop_a_key, 2, r"missing: conv_in\.bias"),
         (remove, 2, "has no diffusion_pytorch_model.safetensors"),
         (put_nan, 1, r"NaN or infinity in conv_out\.bias"),

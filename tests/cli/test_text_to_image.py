@@ -215,7 +215,7 @@ def test_models_says_what_a_text_model_is(fastdiff, text_folder):
         (["--prompt", "a", "--clip-skip", "4"], "clip-skip 4: the text encoder of sd1 can skip at most 3 layers"),
         (["--prompt", "a", "--clip-skip", "-1"], "clip-skip: -1 is not a whole number from 0"),
         (["-m", "sdxl", "--prompt", "a", "--clip-skip", "3"], "clip-skip 3: .* of sdxl can skip at most 2 layers"),
-        (["--prompt", "a", "--height", "31"], "height 31, width 16: this model draws multiples of 2"),
+        (["--prompt", "a", "--height", "31"], "height 31, width 16: both must be multiples of 2"),
         (["--prompt", "a", "--width", "0"], "width: 0 is not a whole number from 1 to 65536"),
         (["--prompt", "a", "--horizon", "8"], "horizon 8: sd1 draws pictures, which have none; leave it out"),
         (["--prompt", "a", "--guidance", "-1"], "cfg-scale: -1.0 is not a number of at least 0"),
@@ -229,7 +229,7 @@ def test_models_says_what_a_text_model_is(fastdiff, text_folder):
         (["-m", "emoji-sd", "--label", "0"], "label '0': emoji-sd draws from prompts; leave it out, or give another"),
         (["-m", "emoji64", "--negative-prompt", "a"], "negative-prompt: emoji64 has no text encoder"),
         (["-m", "emoji64", "--clip-skip", "1"], "clip-skip: emoji64 has no text encoder"),
-        (["-m", "emoji64", "--height", "65"], "height 65, width 64: this model draws multiples of 8"),
+        (["-m", "emoji64", "--height", "65"], "height 65, width 64: both must be multiples of 8"),
     ],
     ids=lambda value: "_".join(value)[:40] if isinstance(value, list) else None,
 )

@@ -1,4 +1,4 @@
-"""AutoencoderKL: loaded strictly, the same bits in any batch, finite where 16 bits overflow, what it refuses."""
+"""AutoencoderKL: strict loading, the same bits in any batch, finite output if 16 bits overflow, and errors."""
 
 import json
 
@@ -22,7 +22,7 @@ OPTIONS = {
 
 @pytest.fixture
 def saved(randomise):
-    """Save a tiny AutoencoderKL in a folder, which is given."""
+    """Save a tiny AutoencoderKL in a folder. Return the folder."""
 
     def save(folder, save_options=None, **options):
         randomise(diffusers.AutoencoderKL(**OPTIONS | options)).save_pretrained(folder, **save_options or {})
@@ -153,8 +153,8 @@ def test_an_option_of_a_wrong_kind(folder, options):
     ("options", "named"),
     [
         ({"norm_num_groups": 7}, "correct this option"),
-        ({"_class_name": 3}, "describes a 3; AutoencoderKL is supported"),
-        ({"up_block_types": ["UpDecoderBlock2D"]}, "must be of one length"),
+        ({"_class_name": 3}, "describes a 3, but AutoencoderKL is wanted"),
+        ({"up_block_types": ["UpDecoderBlock2D"]}, "must have the same length"),
         ({"down_block_types": ["DownEncoderBlock2D", "DownBlock2D"]}, "down_block_types: block type 'DownBlock2D'"),
         ({"sample_size": [16, 16]}, "sample_size: [16, 16] is not a whole number"),
         ({"latent_channels": 5}, "latent_channels is 5, but 4 in the weights"),
@@ -198,7 +198,7 @@ def test_a_call_is_an_encoding_and_a_decoding(vae):
 
 
 def loud(vae, factor=1e5):
-    """Make activations in the decoder and in the encoder reach far beyond 65,504: norms bring them back."""
+    """Make activations in the decoder and encoder far exceed 65,504. Norms bring them back into range."""
     for conv in (vae.decoder.up_blocks[0].upsamplers[0].conv, vae.encoder.down_blocks[0].resnets[0].conv1):
         conv.weight.data *= factor
         conv.bias.data *= factor
@@ -206,7 +206,7 @@ def loud(vae, factor=1e5):
 
 
 def test_these_weights_do_overflow(vae):
-    """So that what follows can fail: diffusers' way, in 16 bits all through, is black."""
+    """The tests below can fail: computed in 16 bits throughout, as in diffusers, the output is not finite."""
     half = loud(vae).half()
     for run, x in ((half._decode, torch.randn(1, 4, 4, 4)), (half._encode, torch.randn(1, 8, 8, 3))):
         assert not run(x.half()).isfinite().all()
@@ -270,9 +270,9 @@ def test_what_nothing_makes_finite_stays_so(vae):
         (lambda vae: vae.decode(torch.zeros(0, 4, 4, 4)), "z: expected"),
         (lambda vae: vae.decode(torch.zeros(1, 4, 4, 4, device="meta")), "z: it is a torch.strided tensor on meta"),
         (lambda vae: vae.decode(torch.zeros(1, 4, 4, 4), return_dict=1), "return_dict: 1 is not true or false"),
-        (lambda vae: vae.encode(torch.zeros(1, 3, 1, 4)), "x: 1 x 4 pixels make no latent; give 2 or more"),
+        (lambda vae: vae.encode(torch.zeros(1, 3, 1, 4)), "x: 1 x 4 is too small; each side must be at least 2"),
         (lambda vae: vae.encode(torch.zeros(1, 3, 8, 8)).latent_dist.sample([]), "generator: 0 given for 1 pictures"),
-        (lambda vae: vae.encode(torch.zeros(1, 3, 8, 8)).latent_dist.sample(7), "generator: 7 is none"),
+        (lambda vae: vae.encode(torch.zeros(1, 3, 8, 8)).latent_dist.sample(7), "generator: 7 is not a generator"),
         (lambda vae: vae(torch.zeros(1, 3, 8, 8), sample_posterior="no"), "sample_posterior: 'no' is not"),
         (lambda vae: vae.encode(torch.zeros(1, 3, 8, 8, requires_grad=True)), "x: it requires grad"),
     ],

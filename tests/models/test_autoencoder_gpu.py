@@ -1,4 +1,4 @@
-"""AutoencoderKL on a GPU: against the CPU's float32 reference, in any batch, with graphs and without."""
+"""AutoencoderKL on a GPU: compared with the float32 reference on the CPU, in any batch, with and without graphs."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def name(request):
 def make(randomise):
     def make(name, force_upcast):
         vae = randomise(AutoencoderKL.from_config(MODELS[name] | {"force_upcast": force_upcast}))
-        for layer in vae.modules():  # where they are wide, attention would pick single keys
+        for layer in vae.modules():  # with large weights, attention would pick single keys
             if isinstance(layer, torch.nn.Linear):
                 layer.weight *= min(1, 10 * layer.in_features**-0.5)
         return vae
@@ -96,7 +96,7 @@ def test_half_precision_errs_at_most_twice_as_much_as_torch(vae, half, dtype):
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
 def test_same_bits_in_any_batch(vae, half, dtype, tiling, monkeypatch):
-    """Whether they are computed together or in turn."""
+    """Whether pictures are computed together or in turn, the bits are the same."""
     vae.to("cuda", dtype)
     vae.use_tiling = tiling
     x = given(vae, half, 16, side=40).to("cuda", dtype)
@@ -136,7 +136,7 @@ def test_float16_that_overflows_is_computed_in_float32(name, make, caplog, force
         found = vae.decode(x.cuda()).sample.cpu()
         assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
     assert len(caplog.messages) == (0 if force_upcast else 1)
-    vae.decoder.conv_out.bias.add_(1)  # which a graph follows
+    vae.decoder.conv_out.bias.add_(1)  # a graph follows the change
     assert (vae.decode(x.cuda()).sample - found.cuda()).mean() > 0.99
 
 

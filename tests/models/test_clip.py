@@ -1,4 +1,4 @@
-"""CLIP's text encoders against transformers' own: every option, every layout of their files, any batch."""
+"""CLIP's text encoders, compared with transformers: every option, every file layout, any batch."""
 
 import json
 
@@ -39,7 +39,7 @@ def kind(request):
 
 @pytest.fixture
 def save(tmp_path, randomise):
-    """Save a random model of transformers; returns it and its folder."""
+    """Save a random transformers model. Return it and its folder."""
 
     def save(kind, config=TINY, **options):
         model = getattr(transformers, kind.__name__)(transformers.CLIPTextConfig(**config))
@@ -55,7 +55,7 @@ def save(tmp_path, randomise):
 
 
 def prompts(n=3, length=20, seed=0):
-    """Token ids as a tokenizer makes them: a start, words, and ends as padding."""
+    """Return token ids as a tokenizer makes them: a start token, words, and end tokens as padding."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, 97, (n, length), generator=generator)
     ids[:, 0] = 97
@@ -109,7 +109,7 @@ def test_a_prompt_has_the_same_bits_in_any_batch(kind, save, dtype):
 
 @pytest.mark.parametrize("clip_skip", range(4))
 def test_clip_skip_counts_as_stable_diffusion_does(save, clip_skip):
-    """The lines of StableDiffusionPipeline.encode_prompt."""
+    """The code of StableDiffusionPipeline.encode_prompt."""
     model, folder = save(CLIPTextModel)
     with torch.no_grad():
         states = model(prompts(), output_hidden_states=True)[-1]
@@ -120,7 +120,7 @@ def test_clip_skip_counts_as_stable_diffusion_does(save, clip_skip):
 
 @pytest.mark.parametrize("clip_skip", range(3))
 def test_clip_skip_counts_as_sdxl_does(kind, save, clip_skip):
-    """The lines of StableDiffusionXLPipeline.encode_prompt."""
+    """The code of StableDiffusionXLPipeline.encode_prompt."""
     model, folder = save(kind)
     with torch.no_grad():
         output = model(prompts(), output_hidden_states=True)
@@ -198,7 +198,7 @@ def test_the_encoders_of_a_pipelines_folder(save, tmp_path):
 
 
 def test_every_parameter_is_transformers(kind, save):
-    """A model of random weights has the keys and shapes that transformers' has, Q, K and V apart."""
+    """A model with random weights has the keys and shapes of transformers' model, with separate Q, K and V."""
     from fastdiff.checkpoints.weights import diffusers_shapes
 
     model, _ = save(kind)
@@ -292,7 +292,7 @@ def test_a_wrong_argument_is_named(kind, args, options, message):
 
 
 def test_real_configs():
-    """Those of Stable Diffusion 1.5, 2.1 and SDXL, by their sizes."""
+    """The real encoders' configs give the real numbers of parameters."""
     old = {"attention_dropout": 0.0, "bos_token_id": 0, "dropout": 0.0, "eos_token_id": 2, "pad_token_id": 1}
     old |= {"architectures": ["CLIPTextModel"], "torch_dtype": "float16", "transformers_version": "4.32.0.dev0"}
     large = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "projection_dim": 768}

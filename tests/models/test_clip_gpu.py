@@ -1,4 +1,4 @@
-"""CLIP's text encoders on a GPU: against the CPU's float32 references, in any batch, with graphs and without."""
+"""CLIP's text encoders on a GPU: compared with float32 references on the CPU, in any batch, with and without graphs."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=[
 
 @pytest.fixture(params=MODELS)
 def model(request, randomise):
-    """Random weights: sums about 1, so that rounding neither vanishes nor grows a thousandfold."""
+    """A model with random weights. Sums are about 1, so that rounding errors neither vanish nor grow a thousandfold."""
     kind, config = MODELS[request.param]
     model = randomise(kind.from_config(config)).requires_grad_(False)
     for layer in model.modules():
@@ -63,7 +63,7 @@ def model(request, randomise):
 
 
 def prompts(model, n, length=77, seed=0):
-    """Token ids: a few words each, then the end token, the vocabulary's last."""
+    """Return token ids: a few words each, then the end token, which is the vocabulary's last."""
     end = model.config.vocab_size - 1
     ids = torch.randint(0, end, (n, length), generator=torch.Generator().manual_seed(seed))
     for i in range(n):
@@ -72,7 +72,7 @@ def prompts(model, n, length=77, seed=0):
 
 
 def outputs(model, ids):
-    """All that the model says of prompts, on the CPU in float32."""
+    """Return all outputs of the model, on the CPU in float32."""
     output = model(ids, output_hidden_states=True)
     return [each.float().cpu() for each in (*output[:2], *output.hidden_states)]
 
@@ -132,7 +132,7 @@ def test_clip_skip_has_the_bits_of_the_hidden_states(model):
 
 
 def test_the_launches_of_a_layer(randomise):
-    """Seven, as its module says; whatever else a prompt launches does not grow with its layers."""
+    """A layer is seven launches, as its module says. Other launches do not grow with the number of layers."""
     counts = []
     for layers in (2, 5):
         kind, config = MODELS["sd15"]
@@ -145,5 +145,5 @@ def test_the_launches_of_a_layer(randomise):
             model(ids)
             torch.cuda.synchronize()
         on_device = [each for each in profile.events() if each.device_type == torch.autograd.DeviceType.CUDA]
-        counts.append(sum("Memset" not in each.name for each in on_device))  # a memset is no kernel: torch's library's
+        counts.append(sum("Memset" not in each.name for each in on_device))  # memsets are a library's, not kernels
     assert counts[1] - counts[0] <= 3 * 7

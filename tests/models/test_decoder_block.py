@@ -1,4 +1,4 @@
-"""A decoder's block of the same kernels as the denoisers', against plain torch: RMSNorm, causal attention, SwiGLU."""
+"""A decoder block made of the denoisers' kernels, compared with torch: RMSNorm, causal attention, SwiGLU."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def decoder_block(x: Tensor, w: dict[str, Tensor]) -> Tensor:
 
 
 def plain(x: Tensor, w: dict[str, Tensor]) -> Tensor:
-    """The same block by torch alone, as Llama's (Touvron et al. 2023, arXiv 2302.13971) without positions."""
+    """The same block in plain torch, as in Llama (Touvron et al. 2023, arXiv 2302.13971) but without positions."""
     h = F.rms_norm(x, (WIDTH,), w["norm1"], EPS)
     q, k, v = (F.linear(h, part).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in w["qkv"].chunk(3))
     scores = q @ k.transpose(-1, -2) / (WIDTH // HEADS) ** 0.5

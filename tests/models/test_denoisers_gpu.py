@@ -1,4 +1,4 @@
-"""The denoisers and Pipeline on a GPU: against the CPU's float32 references, in any batch, with graphs and without."""
+"""The denoisers and Pipeline on a GPU: compared with the CPU's float32, in any batch, with and without graphs."""
 
 import threading
 
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.usefixtures("exact_matmuls"),
 ]
 
-DDPM = {  # a small relative of ddpm-cifar10-32: one head, asymmetric padding
+DDPM = {  # like a small ddpm-cifar10-32: one head, asymmetric padding
     "sample_size": 32,
     "block_out_channels": (64, 128, 128),
     "layers_per_block": 2,
@@ -37,7 +37,7 @@ DDPM = {  # a small relative of ddpm-cifar10-32: one head, asymmetric padding
     "down_block_types": ("DownBlock2D", "AttnDownBlock2D", "DownBlock2D"),
     "up_block_types": ("UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
 }
-LDM = DDPM | {  # group widths 7 and 14, channels that are no multiple of 64
+LDM = DDPM | {  # group widths 7 and 14, channels that are not multiples of 64
     "sample_size": 16,
     "block_out_channels": (224, 448),
     "attention_head_dim": 32,
@@ -92,7 +92,7 @@ def name(request):
 def model(name, randomise):
     kind, config = MODELS[name]
     model = randomise(kind.from_config(config)).requires_grad_(False)
-    if name in DITS:  # where they are wide, attention would pick single keys, and each rounding grow a thousandfold
+    if name in DITS:  # large weights make attention pick single keys, and rounding errors grow a thousandfold
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
                 layer.weight *= min(1, 10 * layer.in_features**-0.5)
@@ -101,7 +101,7 @@ def model(name, randomise):
 
 @pytest.fixture
 def draw(randomise):
-    """Pictures of a small guided model in bfloat16, as (N, C, H, W)."""
+    """A function that draws pictures (N, C, H, W) with a small guided model in bfloat16."""
     denoiser = randomise(DiTTransformer2DModel.from_config(DITS["dit-pixels"] | {"out_channels": 6})).to(
         "cuda", torch.bfloat16
     )
@@ -116,7 +116,7 @@ def draw(randomise):
 
 
 def inputs(model, n, seed=0):
-    """Sample, timesteps and, where the model takes them, labels."""
+    """Return a sample, timesteps and, if the model takes them, labels."""
     generator = torch.Generator().manual_seed(seed)
     size = model.config.trained_size[-len(model.config.AXES) :]
     sample = torch.randn(n, model.config.in_channels, *size, generator=generator)
@@ -229,7 +229,7 @@ def test_bundled_model_draws_the_cpus_pictures():
 
 
 def test_the_launches_of_a_block(randomise):
-    """Seven, as kernels/README.md says; whatever else a prediction launches does not grow with its blocks."""
+    """A block is seven launches, as kernels/README.md says. Other launches do not grow with the number of blocks."""
     counts = []
     for layers in (2, 5):
         model = randomise(DiTTransformer2DModel.from_config(XL | {"num_layers": layers})).to("cuda", torch.bfloat16)
@@ -243,14 +243,14 @@ def test_the_launches_of_a_block(randomise):
             model.predict(x, conditioning)
             torch.cuda.synchronize()
         on_device = [each for each in profile.events() if each.device_type == torch.autograd.DeviceType.CUDA]
-        counts.append(sum("Memset" not in each.name for each in on_device))  # a memset is no kernel: torch's library's
+        counts.append(sum("Memset" not in each.name for each in on_device))  # memsets are a library's, not kernels
     assert counts[1] - counts[0] <= 3 * 7
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", PLANNERS)
 def test_a_planner_launches_once_for_each_convolution(name, model, dtype):
-    """Its norm, Mish, time and residual take no launch; the end of a value function is two linear layers."""
+    """Norm, Mish, time and residual take no launch of their own. A value function ends with two linear layers."""
     convolutions = sum(isinstance(layer, torch.nn.Conv1d) for layer in model.modules())
     model.to("cuda", dtype)
     for batch_size in (1, 64):

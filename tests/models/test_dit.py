@@ -1,4 +1,4 @@
-"""DiTTransformer2DModel beside parity: what it refuses, and how it is called and built."""
+"""DiTTransformer2DModel: errors, calls and construction. tests/parity compares it with diffusers."""
 
 import inspect
 import json
@@ -22,7 +22,7 @@ TINY = {
     "attention_head_dim": 8,
     "num_embeds_ada_norm": 5,
 }
-XL_2 = {  # facebook/DiT-XL-2-256, as its folder has it
+XL_2 = {  # facebook/DiT-XL-2-256, from its config.json
     "_class_name": "Transformer2DModel",
     "_diffusers_version": "0.12.0.dev0",
     "activation_fn": "gelu-approximate",
@@ -161,7 +161,7 @@ def test_half_precision_stays_near_float32(randomise):
 
 
 def test_the_conditioning_of_an_entry_is_its_own(model):
-    """The same bits alone, among any number and at any place that GROUP has: what a table relies on."""
+    """A timestep's bits do not depend on the number of others or its place in a group: a table relies on it."""
     timesteps, labels = torch.arange(0, 1000, 25), torch.arange(40) % 6
     table = model.conditioning(timesteps, labels)
     assert table.temb.shape == (40, model.conditioning_width)

@@ -1,4 +1,4 @@
-"""Tiles: where they begin, how their seams are blended, what cannot be cut. tests/parity holds them to diffusers'."""
+"""Tiles: where they begin, how seams are blended, and errors. tests/parity compares them with diffusers."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_tiles_cover_the_picture(length):
 @pytest.mark.parametrize("size", [(80, 80), (65, 130), (8, 97)], ids=str)
 @pytest.mark.parametrize("grown", [1, 2, 8])
 def test_what_looks_at_no_neighbour_has_no_seams(size, grown):
-    """Each pixel grows into some of its own: the tiles of it are those of the whole, wherever they overlap."""
+    """If the output of a pixel does not depend on other pixels, tiles equal the whole, also where they overlap."""
     x = torch.randn(2, *size, 3)
 
     def grow(part):
@@ -41,8 +41,8 @@ def test_a_tile_fades_in_over_the_one_before():
 @pytest.mark.parametrize(
     ("tiles", "message"),
     [
-        (Tiles(1, 8, 0.25), "tile sizes: tiles of 1 .* do not advance; give larger tiles"),
-        (Tiles(64, 512, 1.0), "tile sizes: .* do not advance"),
+        (Tiles(1, 8, 0.25), "tile sizes: tiles of 1 cannot overlap by .*; give larger tiles"),
+        (Tiles(64, 512, 1.0), "tile sizes: .* cannot overlap"),
         (Tiles(64, 8, 0.25, least=8), "height or width 100: its last tile would be 4 wide; give a multiple of 8"),
     ],
 )

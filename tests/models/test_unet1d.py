@@ -1,4 +1,4 @@
-"""UNet1DModel beside parity: what it refuses, and how it is called and built."""
+"""UNet1DModel: errors, calls and construction. tests/parity compares it with diffusers."""
 
 import inspect
 import json
@@ -13,7 +13,7 @@ from fastdiff import InputError, UNet1DModel
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.weights import diffusers_shapes
 
-POLICY = {  # of Hopper, horizon 32, but for its widths: as its folder has it
+POLICY = {  # the config of Hopper, horizon 32, except for the widths
     "_class_name": "UNet1DModel",
     "sample_size": 65536,
     "in_channels": 14,
@@ -54,7 +54,7 @@ def test_audio_blocks_are_refused_by_name(option, kind):
         UNet1DModel.from_config(POLICY | {option: kinds}, source="here")
 
 
-BAD_CONFIGS = {  # where diffusers builds or runs none, or something else than was asked for
+BAD_CONFIGS = {  # diffusers cannot build or run these, or builds something else
     "unknown-option": (POLICY, {"num_heads": 4}, "num_heads"),
     "unknown-block": (POLICY, {"down_block_types": ["DownBlock2D"] * 3}, "down_block_types: 'DownBlock2D'"),
     "no-mid-block": (POLICY, {"mid_block_type": None}, "mid_block_type: None"),
@@ -66,11 +66,15 @@ BAD_CONFIGS = {  # where diffusers builds or runs none, or something else than w
     "odd-fourier": (POLICY, {"time_embedding_type": "fourier", "time_embedding_dim": 47}, "time_embedding_dim: 47"),
     "lengths-differ": (POLICY, {"block_out_channels": [8, 16]}, "block_out_channels and down_block_types"),
     "no-blocks": (POLICY, {"block_out_channels": [], "down_block_types": []}, "down_block_types: .* list of 1 to 12"),
-    "one-up-block": (POLICY, {"up_block_types": ["UpResnetBlock1D"]}, "up_block_types: 1 for 3 down blocks"),
-    "four-up-blocks": (POLICY, {"up_block_types": ["UpResnetBlock1D"] * 4}, "up_block_types: 4 for 3 down blocks"),
+    "one-up-block": (POLICY, {"up_block_types": ["UpResnetBlock1D"]}, "up_block_types: 1 given for 3 down blocks"),
+    "four-up-blocks": (
+        POLICY,
+        {"up_block_types": ["UpResnetBlock1D"] * 4},
+        "up_block_types: 4 given for 3 down blocks",
+    ),
     "policy-of-halves": (POLICY, {"downsample_each_block": True}, "downsample_each_block: .* give false"),
     "value-mid-block": (POLICY, {"mid_block_type": "ValueFunctionMidBlock1D"}, "mid_block_type: ValueFunctionMid"),
-    "value-out-block": (POLICY, {"out_block_type": "ValueFunction"}, "'ValueFunction' does not fit"),
+    "value-out-block": (POLICY, {"out_block_type": "ValueFunction"}, "'ValueFunction' cannot read"),
     "value-with-up-blocks": (VALUE, {"up_block_types": ["UpResnetBlock1D"] * 2}, "up_block_types: .* give none"),
     "value-groups": (VALUE, WIDE, r"block_out_channels\[-1\] / 4: 10 channels are not divisible into the 8"),
     "narrow": (POLICY, {"block_out_channels": [8, 12, 16]}, r"block_out_channels\[1\]: 12 channels"),
@@ -112,7 +116,7 @@ def test_config_defaults_are_diffusers():
 
 def test_config_of_another_class_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(POLICY | {"_class_name": "UNet2DModel"}))
-    with pytest.raises(InputError, match="describes a UNet2DModel; UNet1DModel is supported"):
+    with pytest.raises(InputError, match="describes a UNet2DModel, but UNet1DModel is wanted"):
         UNet1DModel.from_pretrained(tmp_path)
 
 
@@ -136,7 +140,7 @@ BAD_SAMPLES = {
     "two-dimensions": (torch.zeros(14, 16), r"sample: expected \(N, 14, L\)"),
     "four-dimensions": (torch.zeros(1, 14, 1, 16), r"sample: expected \(N, 14, L\)"),
     "channels": (torch.zeros(1, 16, 14), r"sample: expected \(N, 14, L\)"),
-    "horizon": (torch.zeros(1, 14, 18), "sample: horizon 18: this model plans multiples of 4"),
+    "horizon": (torch.zeros(1, 14, 18), "sample: horizon 18: this model takes multiples of 4"),
     "dtype": (torch.zeros(1, 14, 16, dtype=torch.float16), "float16"),
     "grad": (torch.zeros(1, 14, 16, requires_grad=True), "inference only"),
 }
@@ -150,7 +154,7 @@ def test_bad_sample(policy, case):
 
 
 def test_a_horizon_that_a_value_function_does_not_fit(value):
-    with pytest.raises(InputError, match="horizon 33: this value function reads 1 to 32, as diffusers' last layers do"):
+    with pytest.raises(InputError, match="horizon 33: this value function takes 1 to 32, as in diffusers"):
         value(torch.zeros(1, 14, 33), 0)
     theirs = diffusers.UNet1DModel.from_config(VALUE)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
@@ -195,7 +199,7 @@ def test_half_precision_stays_near_float32(randomise):
 
 
 def test_filters_are_laid_out_as_kernels_read_them(policy):
-    """The channels of a tap lie side by side, so that no call copies a filter."""
+    """The channels of a tap are contiguous, so that no call copies a filter."""
     filters = [parameter for parameter in policy.parameters() if parameter.ndim == 3]
     assert all(each[:, :, None].permute(0, 2, 3, 1).is_contiguous() for each in filters)
 
@@ -203,7 +207,7 @@ def test_filters_are_laid_out_as_kernels_read_them(policy):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_filters_are_laid_out_anew_for_another_dtype_or_device():
-    """On a GPU the output channels of a float32 filter lie side by side."""
+    """On a GPU the output channels of a float32 filter are contiguous."""
     model = UNet1DModel.from_config(POLICY)
 
     def all_lie(*order: int) -> bool:

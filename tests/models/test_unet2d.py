@@ -1,4 +1,4 @@
-"""UNet2DModel beside parity: what it refuses, and how it is called and built."""
+"""UNet2DModel: errors, calls and construction. tests/parity compares it with diffusers."""
 
 import json
 
@@ -82,7 +82,7 @@ def test_config_of_another_class_is_refused(tmp_path):
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_kernels_are_prepared_before_weights_are_read(monkeypatch, device):
-    """On a GPU, in the background; on a CPU there are none."""
+    """On a GPU this happens in the background. The CPU has no kernels to prepare."""
     events = []
 
     def load_state_dict(*_):

@@ -1,4 +1,4 @@
-"""UNet2DConditionModel beside parity: what it refuses, and how it is called and built."""
+"""UNet2DConditionModel: errors, calls and construction. tests/parity compares it with diffusers."""
 
 import dataclasses
 import inspect
@@ -58,7 +58,7 @@ BAD_CONFIGS = {
     "depths-of-too-few-levels": ({"transformer_layers_per_block": [1]}, "transformer_layers_per_block: 1 given for 2"),
     "asymmetric-without-reverse": (
         {"transformer_layers_per_block": [[1], 1]},
-        "reverse_transformer_layers_per_block: lists in",
+        "reverse_transformer_layers_per_block: missing, but",
     ),
     "depths-of-too-many-layers": (
         {"transformer_layers_per_block": [[1, 2], 1], "reverse_transformer_layers_per_block": [1, 1]},
@@ -68,7 +68,10 @@ BAD_CONFIGS = {
         {"transformer_layers_per_block": 1, "reverse_transformer_layers_per_block": [1, [1]]},
         "1 given for the 2 layers of up_blocks.1",
     ),
-    "texts-of-two-widths": ({"cross_attention_dim": [12, 16]}, "cross_attention_dim: all transformers read one text"),
+    "texts-of-two-widths": (
+        {"cross_attention_dim": [12, 16]},
+        "cross_attention_dim: all transformers read the same text",
+    ),
     "more-heads-than-channels": ({"attention_head_dim": 9}, "attention_head_dim: 9 heads for 8 channels"),
     "no-heads": ({"attention_head_dim": None}, "attention_head_dim: None"),
     "no-groups": ({"norm_num_groups": None}, "norm_num_groups: None"),
@@ -112,7 +115,7 @@ def model():
 
 
 def call(model, n: int = 2, **options):
-    """Call with right arguments, and with some that may not be."""
+    """Call the model with valid arguments, some of them replaced by `options`."""
     given = {"sample": torch.zeros(n, 4, 8, 8), "timestep": 1, "encoder_hidden_states": torch.zeros(n, 5, 12)}
     return model(**given | options).sample
 
@@ -124,7 +127,7 @@ BAD_CALLS = {
     "no-text": ({"encoder_hidden_states": None}, "encoder_hidden_states: None is not a tensor"),
     "text-of-another-width": (
         {"encoder_hidden_states": ZERO[..., :8]},
-        r"its shape is \(2, 5, 8\); it is \(2, L, 12\)",
+        r"its shape is \(2, 5, 8\); it must be \(2, L, 12\)",
     ),
     "one-text-for-two": ({"encoder_hidden_states": ZERO[:1]}, "encoder_hidden_states: its shape"),
     "text-without-tokens": ({"encoder_hidden_states": ZERO[:, :0]}, "encoder_hidden_states: its shape"),
@@ -138,7 +141,7 @@ BAD_CALLS = {
     "mask-of-a-list": ({"encoder_attention_mask": [1, 0]}, "encoder_attention_mask: "),
     "mask-that-fits-one-level-only": ({"attention_mask": torch.ones(2, 64)}, "attention_mask: its shape"),
     "labels": ({"class_labels": torch.tensor([0, 1])}, "class_labels: this model takes no"),
-    "guidance-embedding": ({"timestep_cond": torch.zeros(2, 4)}, "timestep_cond: this model takes none"),
+    "guidance-embedding": ({"timestep_cond": torch.zeros(2, 4)}, "timestep_cond: the model's config has no"),
     "additions": ({"added_cond_kwargs": {"text_embeds": ZERO}}, "added_cond_kwargs: this model takes no text_embeds"),
     "additions-of-no-dictionary": ({"added_cond_kwargs": [1]}, "added_cond_kwargs: "),
     "image-embeds": (
@@ -147,8 +150,8 @@ BAD_CALLS = {
     ),
     "attention-processor": ({"cross_attention_kwargs": {"scale": 0.5}}, "cross_attention_kwargs: "),
     "t2i-adapter": ({"down_intrablock_additional_residuals": [MIDDLE]}, "down_intrablock_additional_residuals: "),
-    "down-without-mid": ({"down_block_additional_residuals": SKIPS}, "mid_block_additional_residual: it is missing"),
-    "mid-without-down": ({"mid_block_additional_residual": MIDDLE}, "down_block_additional_residuals: it is missing"),
+    "down-without-mid": ({"down_block_additional_residuals": SKIPS}, "mid_block_additional_residual: missing"),
+    "mid-without-down": ({"mid_block_additional_residual": MIDDLE}, "down_block_additional_residuals: missing"),
     "too-few-residuals": (
         {"down_block_additional_residuals": SKIPS[:3], "mid_block_additional_residual": MIDDLE},
         "down_block_additional_residuals: 3 given; give a list of 4",
@@ -157,7 +160,7 @@ BAD_CALLS = {
         {"down_block_additional_residuals": SKIPS[::-1], "mid_block_additional_residual": MIDDLE},
         "down_block_additional_residuals: its shape",
     ),
-    "text-for-a-timestep": ({"timestep": "1"}, "timestep: '1' is not a number"),
+    "text-for-a-timestep": ({"timestep": "1"}, "timestep: '1' is not a timestep"),
     "return-dict": ({"return_dict": 1}, "return_dict: 1"),
 }
 
@@ -176,8 +179,8 @@ ADDED = {"text_embeds": torch.zeros(2, 10), "time_ids": torch.zeros(2, 6)}
 @pytest.mark.parametrize(
     ("added", "message"),
     [
-        pytest.param(None, "this model needs text_embeds, time_ids", id="none"),
-        pytest.param({"text_embeds": ADDED["text_embeds"]}, "this model needs time_ids", id="half"),
+        pytest.param(None, "text_embeds, time_ids is missing", id="none"),
+        pytest.param({"text_embeds": ADDED["text_embeds"]}, "time_ids is missing", id="half"),
         pytest.param(
             ADDED | {"time_ids": torch.zeros(2, 5)}, "10 channels and 5 time_ids make 30 channels", id="refiner"
         ),
@@ -202,7 +205,7 @@ def test_sizes(padding):
 
 
 def test_a_text_is_projected_once_and_serves_every_step(model, randomise):
-    """The loop's way, `project_text` and `embed`, is the call's; of one condition for all pictures too."""
+    """`project_text` and `embed`, as the loop uses them, agree with a call, also for one condition for all pictures."""
     model = randomise(model)
     x, text = torch.randn(2, 8, 8, 4), torch.randn(1, 5, 12)
     prompt, t = Prompt(text), torch.tensor([10])
@@ -214,7 +217,7 @@ def test_a_text_is_projected_once_and_serves_every_step(model, randomise):
     torch.testing.assert_close(model.predict(x, conditioning).permute(0, 3, 1, 2), expected, rtol=0, atol=1e-5)
     chosen = conditioning.of(torch.tensor([0, 0]))
     assert [len(each) for each in (chosen.temb, chosen.timesteps, *chosen.text)] == [2, 2, 2]
-    with pytest.raises(InputError, match="prompt: this model reads a text"):
+    with pytest.raises(InputError, match="prompt: missing, but this model reads a text"):
         model.conditioning(t)
 
 
@@ -224,7 +227,7 @@ def test_a_report_tells_of_an_example_of_a_text(options):
     counts = {row.operation: 0 for row in found.rows}
     for row in found.rows:
         counts[row.operation] += row.count
-    blocks = 4  # of transformers, one down, one in the middle, two up
+    blocks = 4  # transformer blocks: one down, one mid, two up
     assert counts["geglu"] == blocks and counts["layer_norm"] == 3 * blocks and counts["attention"] == 2 * blocks
     assert counts["linear"] == (1 + 5) * blocks  # in; Q K V, out, Q, out, the MLP's second: none of the text
 
@@ -241,7 +244,7 @@ def test_half_precision_stays_near_float32(randomise):
 
 
 def test_scores_beyond_float16(randomise):
-    """upcast_attention: the scores of attention are beyond 65,504, and finite."""
+    """upcast_attention: attention scores beyond 65,504 stay finite."""
     model = randomise(UNet2DConditionModel.from_config(TINY | {"upcast_attention": True}))
     block = model.down_blocks[0].attentions[0].transformer_blocks[0]
     with torch.no_grad():
@@ -268,5 +271,5 @@ def test_a_folder_of_diffusers(tmp_path, randomise):
 
 def test_a_folder_of_another_class_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "UNet2DModel"}))
-    with pytest.raises(InputError, match="describes a UNet2DModel; UNet2DConditionModel is supported"):
+    with pytest.raises(InputError, match="describes a UNet2DModel, but UNet2DConditionModel is wanted"):
         UNet2DConditionModel.from_pretrained(tmp_path)

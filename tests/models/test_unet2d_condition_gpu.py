@@ -1,4 +1,4 @@
-"""UNet2DConditionModel on a GPU: against the CPU's float32, in any batch, by graphs."""
+"""UNet2DConditionModel on a GPU: compared with float32 on the CPU, in any batch, with graphs."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ SMALL_MODELS = {
 
 
 def inputs(config, n: int, size: tuple[int, int] | None = None) -> dict:
-    """The arguments of a call for n pictures, the same for a picture whatever n."""
+    """Return the arguments of a call for n pictures. A picture's arguments do not depend on n."""
     height, width = size or (config.sample_size, config.sample_size)
     rows = []
     for i in range(n):
@@ -57,7 +57,7 @@ def inputs(config, n: int, size: tuple[int, int] | None = None) -> dict:
 
 
 def moved(given: dict, dtype=torch.float32) -> dict:
-    """The same on the GPU; floats in a dtype."""
+    """Move arguments to the GPU, with floats in `dtype`."""
 
     def move(value):
         if isinstance(value, dict):
@@ -126,14 +126,14 @@ def test_a_text_that_is_projected_outside_gives_the_calls_bits(model):
     for _ in range(3):
         (y,) = model.graphed("loop", lambda x, conditioning: (model.predict(x, conditioning),))(x, conditioning)
         assert torch.equal(y.permute(0, 3, 1, 2), model(**given).sample)
-    conditioning.text[0].mul_(1.5)  # a prompt edited in place: a graph reads it anew
+    conditioning.text[0].mul_(1.5)  # edit a prompt in place: a graph reads it again
     (changed,) = model.graphed("loop", lambda x, conditioning: (model.predict(x, conditioning),))(x, conditioning)
     assert not torch.equal(changed, y)
 
 
 @pytest.mark.parametrize("model", ["sd"], indirect=True)
 def test_scores_beyond_float16(model):
-    """upcast_attention: attention scores beyond 65,504 stay finite, and near those of float32."""
+    """upcast_attention: attention scores beyond 65,504 stay finite and near float32."""
     attention = model.down_blocks[0].attentions[0].transformer_blocks[0].attn1
     channels = attention.to_qkv.weight.shape[1]
     for rows in (slice(0, channels), slice(channels, 2 * channels)):

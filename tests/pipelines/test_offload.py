@@ -19,7 +19,7 @@ def draw(pipe, **options):
 
 
 def test_a_cpu_has_no_card_to_save(text_folder):
-    with pytest.raises(InputError, match="offload: there is no GPU whose memory it would save; leave it out"):
+    with pytest.raises(InputError, match="offload: it saves GPU memory, but the device is the CPU; leave it out"):
         Pipeline.from_pretrained(text_folder("sd1"), device="cpu", offload=True)
     with pytest.raises(InputError, match="offload: 1 is not true or false"):
         Pipeline.from_pretrained(text_folder("sd1"), device="cpu", offload=1)

@@ -146,7 +146,7 @@ def test_pictures_are_prompts_by_seeds_with_diffusers_defaults(text_card):
         ({}, "prompt: sd1 draws from text"),
         ({"label": (0,), "prompt": ("a",)}, "label 0: sd1 draws from prompts; leave it out"),
         ({"prompt": ("a",), "clip_skip": 4}, "clip-skip 4: .* at most 3 layers"),
-        ({"prompt": ("a",), "width": 31}, "height 16, width 31: this model draws multiples of 2"),
+        ({"prompt": ("a",), "width": 31}, "height 16, width 31: both must be multiples of 2"),
         ({"prompt": tuple(map(str, range(300))), "num_images": 200}, "300 prompts x 200 seeds are too many"),
     ],
     ids=["none", "with-label", "clip-skip", "size", "too-many"],
@@ -224,5 +224,5 @@ def test_a_size_is_the_requests_or_the_models():
     assert size(wide) == (32, 48) and size(wide, height=64) == (64, 48)
     with pytest.raises(InputError, match="width, height: emoji64 has no default size; give both"):
         size(nameless, height=64)
-    with pytest.raises(InputError, match="height 65, width 64: this model draws multiples of 8"):
+    with pytest.raises(InputError, match="height 65, width 64: both must be multiples of 8"):
         size(EMOJI64, height=65)

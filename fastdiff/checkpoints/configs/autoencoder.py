@@ -1,4 +1,4 @@
-"""The options of an AutoencoderKL. An unknown one is an error, never ignored."""
+"""The config of an AutoencoderKL. Unknown options are errors, never ignored."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,7 +24,7 @@ PerChannel = Annotated[tuple[float, ...], Len(1, MAX_CHANNELS)]
 
 @dataclass(frozen=True)
 class AutoencoderKLConfig(ModelConfig):
-    """The options of diffusers' AutoencoderKL, by the same names and with the same defaults."""
+    """The config of an AutoencoderKL, with diffusers' option names and defaults."""
 
     in_channels: Channels = 3
     out_channels: Channels = 3
@@ -35,12 +35,12 @@ class AutoencoderKLConfig(ModelConfig):
     act_fn: Activation = "silu"
     latent_channels: Channels = 4
     norm_num_groups: Channels = 32
-    sample_size: Side = 32  # pixels; of a tile, where tiles are asked for
-    scaling_factor: PositiveNumber = 0.18215  # of latents, before the denoiser sees them
+    sample_size: Side = 32  # pixels; also the side of a tile when tiling is enabled
+    scaling_factor: PositiveNumber = 0.18215  # latents are multiplied by it before the denoiser reads them
     shift_factor: float | None = None
     latents_mean: PerChannel | None = None
     latents_std: PerChannel | None = None
-    force_upcast: bool = True  # weights in float16 are computed with in float32
+    force_upcast: bool = True  # compute float16 weights in float32
     use_quant_conv: bool = True
     use_post_quant_conv: bool = True
     mid_block_add_attention: bool = True
@@ -52,7 +52,7 @@ class AutoencoderKLConfig(ModelConfig):
         ):
             check_block_types(name, kinds, known)
         if not len(self.block_out_channels) == len(self.down_kinds) == len(self.up_kinds):
-            raise InputError("block_out_channels, down_block_types and up_block_types must be of one length")
+            raise InputError("block_out_channels, down_block_types and up_block_types must have the same length")
         for name in ("latents_mean", "latents_std"):
             value = getattr(self, name)
             if value is not None and len(value) != self.latent_channels:
@@ -67,7 +67,7 @@ class AutoencoderKLConfig(ModelConfig):
 
     @property
     def down_kinds(self) -> tuple[str, ...]:
-        """The down blocks' types without the prefix that early models carry."""
+        """The down block types, without the UNetRes prefix of early models."""
         return tuple(kind.removeprefix("UNetRes") for kind in self.down_block_types)
 
     @property
@@ -76,7 +76,7 @@ class AutoencoderKLConfig(ModelConfig):
 
     @property
     def scale(self) -> int:
-        """How many pixels of a picture one latent stands for, in height and in width."""
+        """The pixels of a picture per latent, along height and along width."""
         return 2 ** (len(self.block_out_channels) - 1)
 
     @property
@@ -95,7 +95,7 @@ class AutoencoderKLConfig(ModelConfig):
     @property
     def least_parameters(self) -> dict[str, int]:
         first, last = self.block_out_channels[0], self.block_out_channels[-1]
-        convolutions = 9 * sum(width**2 for width in self.block_out_channels)  # of 3x3, one in each down block's layer
+        convolutions = 9 * sum(width**2 for width in self.block_out_channels)  # one of 3x3 per down block
         return {
             "block_out_channels": convolutions,
             "layers_per_block": self.layers_per_block * convolutions,

@@ -1,4 +1,4 @@
-"""The options of CLIP's text encoders. An unknown one is an error, never ignored."""
+"""The configs of CLIP's text encoders. Unknown options are errors, never ignored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,37 +14,37 @@ from fastdiff.kinds import Channels, Fraction, Layers, PositiveNumber
 AnyConfig = TypeVar("AnyConfig", bound="CLIPTextConfig")
 TokenId = Annotated[int, Interval(ge=0, le=2**20)]
 
-OLD_END = 2  # the eos_token_id that transformers wrote before 4.30 for a vocabulary whose end token is its last
+OLD_END = 2  # eos_token_id in files of transformers before 4.30: the end token is the largest id of the vocabulary
 
-# Keys of transformers' PreTrainedConfig that say who saved the model
+# Keys of transformers' PreTrainedConfig that say how the model was saved
 _BOOKKEEPING = ("architectures", "dtype", "torch_dtype", "transformers_version")
 
 
 @dataclass(frozen=True)
 class CLIPTextConfig(ModelConfig):
-    """The options of transformers' CLIPTextConfig, by the same names and with the same defaults."""
+    """The config of a CLIP text encoder, with the option names and defaults of transformers' CLIPTextConfig."""
 
     LIBRARY: ClassVar[Library] = "transformers"
-    KEY_PREFIX: ClassVar[str] = "text_model."  # which CLIPTextModel of transformers 5 no longer saves
+    KEY_PREFIX: ClassVar[str] = "text_model."  # CLIPTextModel of transformers 5 no longer saves it
     SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {
         "model_type": "clip_text_model",
         "output_attentions": False,
         "output_hidden_states": False,
         "return_dict": True,
-        "use_attention_mask": False,  # which diffusers would hand in then
+        "use_attention_mask": False,  # if True, diffusers passes an attention mask
     }
 
     vocab_size: Annotated[int, Interval(ge=1, le=2**20)] = 49408
     hidden_size: Channels = 512
     intermediate_size: Channels = 2048
-    projection_dim: Channels | None = 512  # of CLIPTextModelWithProjection
+    projection_dim: Channels | None = 512  # used by CLIPTextModelWithProjection
     num_hidden_layers: Layers = 12
     num_attention_heads: Channels = 8
     max_position_embeddings: Annotated[int, Interval(ge=1, le=2**16)] = 77
     hidden_act: Literal["quick_gelu", "gelu"] = "quick_gelu"
     layer_norm_eps: PositiveNumber = 1e-5
-    eos_token_id: TokenId = 49407  # the output is pooled there; 2 is the largest id of a prompt
-    # Nothing here depends on these: the tokenizer pads, dropout and the first weights are the training's
+    eos_token_id: TokenId = 49407  # pooler_output is this token's; 2 stands for the largest id in the prompt
+    # Unused at inference: the tokenizer does the padding; dropout and initialisation are for training
     pad_token_id: TokenId | None = 1
     bos_token_id: TokenId | None = 49406
     attention_dropout: Fraction | None = 0.0
@@ -54,7 +54,10 @@ class CLIPTextConfig(ModelConfig):
 
     @classmethod
     def from_mapping(cls: type[AnyConfig], mapping: Mapping[str, Any], source: object) -> AnyConfig:
-        """Make one of a config.json of transformers, whose bookkeeping is passed over. Raises as Schema's."""
+        """Build a config from the options in a config.json of transformers.
+
+        Keys that say how the model was saved are skipped. Raises InputError as `Schema.from_mapping` does.
+        """
         options = checked_mapping(str(source), mapping)
         known = {key: value for key, value in options.items() if key not in _BOOKKEEPING}
         return super().from_mapping(known, source)
@@ -89,16 +92,18 @@ class CLIPTextConfig(ModelConfig):
 
 @dataclass(frozen=True)
 class CLIPTextConfigWithProjection(CLIPTextConfig):
-    """The same options, of an encoder whose pooled output is projected."""
+    """The config of a CLIP text encoder whose pooled output is projected. Options are as in CLIPTextConfig."""
 
     def check(self) -> None:
         super().check()
         if self.projection_dim is None:
-            raise InputError("projection_dim: null, but this encoder projects; give the width of its text_embeds")
+            raise InputError(
+                "projection_dim: null, but this encoder projects its output; give the width of text_embeds"
+            )
 
     @property
     def places(self) -> dict[str, Place]:
-        assert self.projection_dim is not None  # the check's
+        assert self.projection_dim is not None  # guaranteed by check()
         return super().places | {"projection_dim": Place("text_projection.weight", 0, self.projection_dim)}
 
     @property

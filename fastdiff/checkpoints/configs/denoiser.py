@@ -1,4 +1,4 @@
-"""DenoiserConfig: the base of the config of each denoiser."""
+"""DenoiserConfig: the base class of the denoisers' configs."""
 
 from typing import ClassVar
 
@@ -7,9 +7,9 @@ from fastdiff.errors import InputError
 
 
 class DenoiserConfig(ModelConfig):
-    """The questions that every denoiser's config answers. The options have diffusers' names and defaults."""
+    """The base class of the denoisers' configs. Options have diffusers' names and defaults."""
 
-    AXES: ClassVar[tuple[str, ...]] = ("H", "W")  # of a sample, behind its pictures and channels
+    AXES: ClassVar[tuple[str, ...]] = ("H", "W")  # of a sample, after N and C
     sample_size: int | tuple[int, int] | None
     in_channels: int
     out_channels: int
@@ -17,7 +17,7 @@ class DenoiserConfig(ModelConfig):
 
     @property
     def is_value_function(self) -> bool:
-        """Whether it gives each sample a number, which nothing denoises with."""
+        """Whether the model maps each sample to one number. Such a model does not denoise."""
         return False
 
     @property
@@ -27,58 +27,58 @@ class DenoiserConfig(ModelConfig):
 
     @property
     def num_class_embeds(self) -> int | None:
-        """The size of the table that labels are indices into, where there is one."""
+        """The number of rows in the label table, or None if there is no table."""
         raise NotImplementedError
 
     @property
     def null_label(self) -> int | None:
-        """The index that stands for "no label", where the architecture has one."""
+        """The label that means "no label", or None if the architecture has none."""
         return None
 
     @property
     def label_table(self) -> int | None:
-        """The size of the table that labels are indices into, where the model does not embed labels itself."""
+        """The number of rows in the label table, or None if `class_embed_type` embeds labels without a table."""
         return self.num_class_embeds if self.class_embed_type is None else None
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """The shape of a picture's label; () is a number."""
+        """The shape of one picture's label; () for a number."""
         return ()
 
     @property
     def prompt_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape, of a picture's entry, of each further tensor that a call needs, of a text of the usual length."""
+        """The other tensors that a call needs: name to shape for one picture, with a text of the usual length."""
         return {}
 
     @property
     def num_timestep_embeds(self) -> int | None:
-        """The size of the table that timesteps are indices into, where there is one."""
+        """The number of rows in the timestep table, or None if there is no table."""
         return None
 
     @property
     def size_factor(self) -> int:
-        """The number that height and width must be multiples of."""
+        """Height and width must be multiples of this number."""
         raise NotImplementedError
 
     @property
     def min_size(self) -> int:
-        """The least height and width."""
+        """The smallest height and width."""
         raise NotImplementedError
 
     @property
     def trained_size(self) -> tuple[int, int] | None:
-        """Height and width of what it was trained to denoise, where the config says."""
+        """The (height, width) of training samples, or None if the config does not say."""
         size = self.sample_size
         return size if isinstance(size, tuple) or size is None else (size, size)
 
     @property
     def usual_size(self) -> tuple[int, int]:
-        """Height and width to try it with: the trained ones where the config says, else others that it can run."""
+        """The (height, width) to try the model with: `trained_size`, or another size that it can run."""
         return self.trained_size or (64, 64)
 
     @property
     def of_trajectories(self) -> bool:
-        """Whether its samples are trajectories, of one axis, rather than pictures."""
+        """Whether samples are trajectories, which have one axis, rather than pictures."""
         return len(self.AXES) == 1
 
     @property
@@ -86,9 +86,10 @@ class DenoiserConfig(ModelConfig):
         return self.num_class_embeds is not None or self.class_embed_type is not None
 
     def complete_size(self, height: int | None, width: int | None, scale: int = 1) -> tuple[int, int] | None:
-        """Height and width in pixels, the open ones those that it was trained at; None where the config does not say.
+        """Return (height, width) in pixels, with each None replaced by the size that the model was trained at.
 
-        InputError for pixels that the model cannot draw, see `check_size`.
+        Return None if the config does not say that size. Raise InputError for a size that the model cannot draw;
+        see `check_size`, also for `scale`.
         """
         trained = self.trained_size or (None, None)
         height, width = (
@@ -101,7 +102,10 @@ class DenoiserConfig(ModelConfig):
         return height, width
 
     def check_size(self, height: int, width: int, scale: int = 1) -> None:
-        """InputError unless the model can draw height x width pixels; a VAE makes `scale` x `scale` of them of one."""
+        """Raise InputError unless the model can draw height x width pixels.
+
+        `scale` is the VAE's: it decodes one latent to `scale` x `scale` pixels. It is 1 without a VAE.
+        """
         factor, least = scale * self.size_factor, scale * self.min_size
         if height < least or width < least or height % factor or width % factor:
-            raise InputError(f"height {height}, width {width}: this model draws multiples of {factor}, from {least} on")
+            raise InputError(f"height {height}, width {width}: both must be multiples of {factor}, at least {least}")

@@ -1,4 +1,4 @@
-"""The options of a DiTTransformer2DModel. An unknown one is an error, never ignored."""
+"""The config of a DiTTransformer2DModel. Unknown options are errors, never ignored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,28 +16,28 @@ MLP_ACTIVATIONS = {"gelu-approximate": "gelu_tanh", "gelu": "gelu", "linear-silu
 
 @dataclass(frozen=True)
 class DiTTransformer2DConfig(DenoiserConfig):
-    """The options of diffusers' DiTTransformer2DModel, by the same names and with the same defaults."""
+    """The config of a DiTTransformer2DModel, with diffusers' option names and defaults."""
 
     num_attention_heads: Channels = 16
-    attention_head_dim: Channels = 72  # the width of a head; tokens are num_attention_heads of them wide
+    attention_head_dim: Channels = 72  # width of one head; a token has num_attention_heads of them
     in_channels: Channels = 4
-    # None: in_channels. Twice as many: the second half is the learned variance
+    # None: in_channels. If it is 2 * in_channels, the second half is the learned variance
     out_channels: Channels = None  # type: ignore[assignment]
     num_layers: Layers = 28
     dropout: Fraction = 0.0  # training only
-    norm_num_groups: Channels = 32  # in diffusers without effect too
+    norm_num_groups: Channels = 32  # no effect, as in diffusers
     attention_bias: bool = True  # of Q, K and V
-    sample_size: Side = 32  # height and width of what it denoises, latents or pixels
+    sample_size: Side = 32  # height and width of a training sample, in latents or pixels
     patch_size: Side = 2
     activation_fn: Literal["gelu-approximate", "gelu", "linear-silu"] = "gelu-approximate"
-    # Labels; the null label is the one after them
+    # Number of labels. The null label is the next index
     num_embeds_ada_norm: Annotated[int, Interval(ge=1, le=MAX_LABELS - 1)] = 1000
     upcast_attention: bool = False
     norm_type: Literal["ada_norm_zero"] = "ada_norm_zero"
     norm_elementwise_affine: bool = False  # of the norm before the MLP
     norm_eps: Fraction = 1e-5  # of the norm before the MLP; the others have 1e-6
 
-    # Transformer2DModel, diffusers' older name of the class, has these beside them.
+    # Further options of Transformer2DModel, diffusers' older name for this class
     SWITCHED_OFF: ClassVar[Mapping[str, Any]] = {
         "attention_type": "default",
         "caption_channels": None,
@@ -60,11 +60,11 @@ class DiTTransformer2DConfig(DenoiserConfig):
     def check(self) -> None:
         if self.sample_size % self.patch_size:
             raise InputError(f"sample_size: {self.sample_size} is not a multiple of patch_size {self.patch_size}")
-        heads = f"attention_head_dim: {self.num_attention_heads} heads of it are {self.inner_dim} channels"
+        heads = f"attention_head_dim: {self.num_attention_heads} heads make {self.inner_dim} channels"
         if self.inner_dim > MAX_CHANNELS:
-            raise InputError(f"{heads}; fastdiff builds up to {MAX_CHANNELS}")
+            raise InputError(f"{heads}; the most is {MAX_CHANNELS}")
         if self.inner_dim % 4:
-            raise InputError(f"{heads}; the positions need a multiple of 4")
+            raise InputError(f"{heads}; the position embedding needs a multiple of 4")
 
     @property
     def inner_dim(self) -> int:
@@ -112,4 +112,4 @@ class DiTTransformer2DConfig(DenoiserConfig):
     def check_size(self, height: int, width: int, scale: int = 1) -> None:
         super().check_size(height, width, scale)
         if height != width:
-            raise InputError(f"height {height}, width {width}: this model draws squares; give the same for both")
+            raise InputError(f"height {height}, width {width}: this model draws squares; give equal sides")

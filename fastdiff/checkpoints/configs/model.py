@@ -1,4 +1,4 @@
-"""ModelConfig: the base of the config of each model, and where its options show in the weights."""
+"""ModelConfig: the base class of the models' configs, and the places in the weights that show an option's value."""
 
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal, NamedTuple
@@ -6,36 +6,36 @@ from typing import ClassVar, Literal, NamedTuple
 from fastdiff.errors import InputError
 from fastdiff.schema import Schema
 
-Library = Literal["diffusers", "transformers"]  # that a model is a class of, which names its weight files
+Library = Literal["diffusers", "transformers"]  # that defines the model class and names its weight files
 
 
 class Place(NamedTuple):
-    """A size of one tensor, or the number of modules below a key. Keys are diffusers'."""
+    """The size of one dimension of a tensor, or the number of modules under a key. Keys are diffusers'."""
 
     key: str
-    dimension: int | None  # None: the modules below `key` are counted
-    size: int  # that the option asks for
+    dimension: int | None  # None: count the modules under `key`
+    size: int  # according to the option
 
 
 def check_block_types(option: str, kinds: Iterable[str], known: Sequence[str]) -> None:
-    """InputError naming an option of block types that holds one which is not known."""
+    """Raise InputError if `option` lists a block type that is not in `known`."""
     unknown = [kind for kind in kinds if kind not in known]
     if unknown:
         raise InputError(f"{option}: block type {unknown[0]!r} is not supported; choose from {', '.join(known)}")
 
 
 class ModelConfig(Schema):
-    """The questions that every model's config answers. The options have the library's names and defaults."""
+    """The base class of the models' configs. Options have the library's names and defaults."""
 
     LIBRARY: ClassVar[Library] = "diffusers"
-    KEY_PREFIX: ClassVar[str] = ""  # that some files put before the keys of the weights, and others do not
+    KEY_PREFIX: ClassVar[str] = ""  # of the weights' keys in some files, but not in all
 
     @property
     def places(self) -> dict[str, Place]:
-        """Where each option shows in the weights that decides how much there is to build."""
+        """The place in the weights that shows the value of each option, for options that decide the model's size."""
         raise NotImplementedError
 
     @property
     def least_parameters(self) -> dict[str, int]:
-        """The parameters that there are at least, by the option that asks for them."""
+        """For each option, the least number of parameters that a model with it has."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""The options of a UNet1DModel that plans trajectories, or that says what they are worth.
+"""The config of a UNet1DModel: a planner of trajectories, or a value function.
 
-diffusers has two families of blocks under this name. Those of audio models (`DownBlock1D` and its kin) are refused by
-name, and so is whatever diffusers 0.42.1 builds of the others but cannot run.
+diffusers' UNet1DModel has two families of blocks. The blocks of audio models (`DownBlock1D` and others) are not
+supported. Of the other family, options that diffusers 0.42.1 builds but cannot run are errors.
 """
 
 from dataclasses import dataclass
@@ -26,41 +26,41 @@ from fastdiff.kinds import (
 )
 
 GROUPS = 8  # of every norm but the last
-UNKNOWN_HORIZON = 65_536  # the sample_size of audio, which diffusers writes for planners that do not say theirs
+UNKNOWN_HORIZON = 65_536  # diffusers' default sample_size; a planner with it does not say its horizon
 
 UpBlockTypes = Annotated[tuple[str, ...], Len(0, MAX_LEVELS)]
 
 
 @dataclass(frozen=True)
 class UNet1DConfig(DenoiserConfig):
-    """The options of diffusers' UNet1DModel, by the same names and with the same defaults.
+    """The config of a UNet1DModel, with diffusers' option names and defaults.
 
-    A policy denoises trajectories (N, C, L). A value function (`is_value_function`) gives each a number.
+    A policy denoises trajectories (N, C, L). A value function (`is_value_function`) maps each trajectory to one number.
     """
 
     AXES = ("L",)
     class_embed_type = None
 
-    sample_size: Horizon = UNKNOWN_HORIZON  # that it was trained with, where it is another number
-    sample_rate: Annotated[int, Interval(ge=1)] | None = None  # of audio
+    sample_size: Horizon = UNKNOWN_HORIZON  # the horizon of training; this default means unknown
+    sample_rate: Annotated[int, Interval(ge=1)] | None = None  # audio models only
     in_channels: Channels = 2
     out_channels: Channels = 2
-    extra_in_channels: Annotated[int, Interval(ge=0, le=MAX_CHANNELS)] = 0  # that a sample has beyond in_channels
+    extra_in_channels: Annotated[int, Interval(ge=0, le=MAX_CHANNELS)] = 0  # channels of a sample beyond in_channels
     time_embedding_type: Literal["fourier", "positional"] = "fourier"
-    time_embedding_dim: Channels | None = None  # of fourier; None: 2 * block_out_channels[0]
+    time_embedding_dim: Channels | None = None  # with fourier; None: 2 * block_out_channels[0]
     flip_sin_to_cos: bool = True
-    use_timestep_embedding: bool = False  # every block here needs it
+    use_timestep_embedding: bool = False  # required by all supported blocks
     freq_shift: FrequencyShift = 0.0
     down_block_types: BlockTypes = ("DownBlock1DNoSkip", "DownBlock1D", "AttnDownBlock1D")
     up_block_types: UpBlockTypes = ("AttnUpBlock1D", "UpBlock1D", "UpBlock1DNoSkip")
     mid_block_type: str = "UNetMidBlock1D"  # MidResTemporalBlock1D, ValueFunctionMidBlock1D
     out_block_type: Literal["OutConv1DBlock", "ValueFunction"] | None = None  # None: the last up block's output
     block_out_channels: Widths = (32, 32, 64)
-    act_fn: Activation | None = None  # of the time embedding and of the out block, which need one
-    norm_num_groups: Channels | None = 8  # of OutConv1DBlock; None: a quarter of its channels, at most 32
-    # Residual blocks of a stage beyond its first
+    act_fn: Activation | None = None  # required; of the time embedding and the out block
+    norm_num_groups: Channels | None = 8  # of OutConv1DBlock; None: channels // 4, at most 32
+    # Residual blocks of a stage, not counting the first
     layers_per_block: Annotated[int, Interval(ge=0, le=MAX_STAGE_LAYERS)] = 1
-    downsample_each_block: bool = False  # the last down block halves too: of value functions
+    downsample_each_block: bool = False  # the last down block halves the horizon too; value functions only
 
     def check(self) -> None:
         for option, kinds, known in self._kinds:
@@ -71,9 +71,11 @@ class UNet1DConfig(DenoiserConfig):
         if not self.use_timestep_embedding:
             raise InputError("use_timestep_embedding: diffusers cannot run these blocks without it; give true")
         if len(self.block_out_channels) != len(self.down_block_types):
-            raise InputError("block_out_channels and down_block_types must be of one length")
+            raise InputError("block_out_channels and down_block_types must have the same length")
         if self.time_width % 2:
-            raise InputError(f"time_embedding_dim: {self.time_width} is odd; half of it are sines")
+            raise InputError(
+                f"time_embedding_dim: {self.time_width} is odd; give an even number, half sines and half cosines"
+            )
         if self.time_embedding_type == "positional" and self.time_width // 2 == self.freq_shift:
             raise InputError(f"freq_shift: {self.freq_shift} leaves no frequencies; give 0 or 1")
         for i, width in enumerate(self.block_out_channels):
@@ -90,7 +92,7 @@ class UNet1DConfig(DenoiserConfig):
     @property
     def activation(self) -> str:
         """The canonical name of `act_fn`."""
-        assert self.act_fn is not None  # the check's
+        assert self.act_fn is not None  # guaranteed by check()
         return canonical(self.act_fn)
 
     @property
@@ -108,7 +110,7 @@ class UNet1DConfig(DenoiserConfig):
 
     @property
     def time_width(self) -> int:
-        """The channels of the embedding that the time MLP reads."""
+        """The channels of the time embedding, as the time MLP reads it."""
         first = self.block_out_channels[0]
         return first if self.time_embedding_type == "positional" else self.time_embedding_dim or 2 * first
 
@@ -123,12 +125,12 @@ class UNet1DConfig(DenoiserConfig):
 
     @property
     def halvings(self) -> int:
-        """How often the down blocks halve the horizon."""
+        """How many times the down blocks halve the horizon."""
         return len(self.block_out_channels) - (not self.downsample_each_block)
 
     @property
     def size_factor(self) -> int:
-        """The number that a policy's horizon must be a multiple of, so that the skip connections can join."""
+        """A policy's horizon must be a multiple of this number, so that the skip connections fit."""
         return 1 if self.is_value_function else 2**self.halvings
 
     @property
@@ -137,18 +139,21 @@ class UNet1DConfig(DenoiserConfig):
 
     @property
     def most_horizon(self) -> int | None:
-        """The longest horizon: a value function's last layers read one position, which the middle halves to twice."""
+        """The longest horizon of a value function, or None for a policy.
+
+        A value function's last layers read one position, and its mid block halves the horizon twice.
+        """
         return 2 ** (self.halvings + 2) if self.is_value_function else None
 
     def check_size(self, height: int, width: int, scale: int = 1) -> None:
-        """InputError unless the model takes trajectories of horizon `width`, which are pictures of height 1."""
+        """Raise InputError unless the model takes trajectories of horizon `width`. Their `height` must be 1."""
         factor, most = scale * self.size_factor, self.most_horizon
         if height != 1:
-            raise InputError(f"height {height}: trajectories have none; give 1")
+            raise InputError(f"height {height}: the height of a trajectory is always 1; give 1")
         if most is not None and not 1 <= width <= most:
-            raise InputError(f"horizon {width}: this value function reads 1 to {most}, as diffusers' last layers do")
+            raise InputError(f"horizon {width}: this value function takes 1 to {most}, as in diffusers")
         if width < factor or width % factor:
-            raise InputError(f"horizon {width}: this model plans multiples of {factor}")
+            raise InputError(f"horizon {width}: this model takes multiples of {factor}")
 
     @property
     def places(self) -> dict[str, Place]:
@@ -170,7 +175,7 @@ class UNet1DConfig(DenoiserConfig):
     @property
     def least_parameters(self) -> dict[str, int]:
         first = self.block_out_channels[0]
-        convolutions = 5 * sum(width**2 for width in self.block_out_channels)  # of 5 taps, one in each residual block
+        convolutions = 5 * sum(width**2 for width in self.block_out_channels)  # one of 5 taps per down block
         return {
             "block_out_channels": convolutions,
             "layers_per_block": (1 + self.layers_per_block) * convolutions,
@@ -181,7 +186,7 @@ class UNet1DConfig(DenoiserConfig):
 
     @property
     def _kinds(self) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
-        """Each option that names blocks: its name, what it names, and what it may name."""
+        """(option, block types that it names, block types that are supported) for each option that names blocks."""
         return (
             ("down_block_types", self.down_block_types, ("DownResnetBlock1D",)),
             ("up_block_types", self.up_block_types, ("UpResnetBlock1D",)),
@@ -189,19 +194,21 @@ class UNet1DConfig(DenoiserConfig):
         )
 
     def _check_policy(self) -> None:
-        """InputError for a model of trajectories that diffusers cannot run."""
+        """Raise InputError for a policy that diffusers cannot run."""
         levels = len(self.block_out_channels)
         if self.mid_block_type != "MidResTemporalBlock1D":
             raise InputError(f"mid_block_type: {self.mid_block_type} needs out_block_type 'ValueFunction'")
         if self.downsample_each_block:
             raise InputError(
-                "downsample_each_block: diffusers' up blocks cannot join skip connections that were halved; give false"
+                "downsample_each_block: diffusers' up blocks cannot read halved skip connections; give false"
             )
         if len(self.up_block_types) not in (levels - 1, levels):
-            raise InputError(f"up_block_types: {len(self.up_block_types)} for {levels} down blocks; give one less")
+            raise InputError(
+                f"up_block_types: {len(self.up_block_types)} given for {levels} down blocks; give one fewer"
+            )
         if self.out_block_type is None:
             if not self.up_block_types:
-                raise InputError("out_block_type: null needs up blocks, of which the last makes out_channels")
+                raise InputError("out_block_type: null needs up_block_types: the last up block makes out_channels")
             _check_groups("out_channels", self.out_channels, GROUPS)
         else:
             _check_groups("block_out_channels[0]", self.last_width, self.out_groups)
@@ -213,14 +220,14 @@ class UNet1DConfig(DenoiserConfig):
         return min(self.block_out_channels[0] // 4, 32) if groups is None else groups
 
     def _check_value_function(self) -> None:
-        """InputError for a value function that diffusers cannot run."""
+        """Raise InputError for a value function that diffusers cannot run."""
         if self.mid_block_type != "ValueFunctionMidBlock1D":
             raise InputError(
-                f"out_block_type: 'ValueFunction' does not fit what {self.mid_block_type} leaves; "
+                f"out_block_type: 'ValueFunction' cannot read the output of {self.mid_block_type}; "
                 "give mid_block_type 'ValueFunctionMidBlock1D'"
             )
         if self.up_block_types:
-            raise InputError("up_block_types: diffusers cannot join what ValueFunctionMidBlock1D leaves; give none")
+            raise InputError("up_block_types: diffusers' cannot read the output of ValueFunctionMidBlock1D; give none")
         _check_groups("block_out_channels[-1] / 4", self.block_out_channels[-1] // 4, GROUPS)
 
 

@@ -1,4 +1,4 @@
-"""The options of a UNet2DModel. An unknown one is an error, never ignored."""
+"""The config of a UNet2DModel. Unknown options are errors, never ignored."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -28,12 +28,12 @@ Resampling = Literal["conv", "resnet", None]
 
 @dataclass(frozen=True)
 class UNet2DConfig(DenoiserConfig):
-    """The options of diffusers' UNet2DModel, by the same names and with the same defaults."""
+    """The config of a UNet2DModel, with diffusers' option names and defaults."""
 
-    sample_size: Side | tuple[Side, Side] | None = None  # height and width, pixels; the default size to draw
+    sample_size: Side | tuple[Side, Side] | None = None  # height and width in pixels; the default size to draw
     in_channels: Channels = 3
     out_channels: Channels = 3
-    center_input_sample: bool = False  # the input is in [0, 1] and is brought to [-1, 1]
+    center_input_sample: bool = False  # map the input from [0, 1] to [-1, 1]
     time_embedding_type: Literal["positional", "fourier", "learned"] = "positional"
     time_embedding_dim: Channels | None = None  # None: 4 * block_out_channels[0]
     freq_shift: FrequencyShift = 0
@@ -44,8 +44,8 @@ class UNet2DConfig(DenoiserConfig):
     block_out_channels: Widths = (224, 448, 672, 896)
     layers_per_block: StageLayers = 2
     mid_block_scale_factor: PositiveNumber = 1
-    downsample_padding: Literal[0, 1] = 1  # 0 pads (0, 1, 0, 1), as DDPM's models were trained
-    downsample_type: Resampling = "conv"  # of attention blocks; None is conv too
+    downsample_padding: Literal[0, 1] = 1  # 0 pads (0, 1, 0, 1), as in DDPM's models
+    downsample_type: Resampling = "conv"  # in attention blocks; None means conv
     upsample_type: Resampling = "conv"
     dropout: Fraction = 0.0  # training only
     act_fn: Activation = "silu"
@@ -56,9 +56,9 @@ class UNet2DConfig(DenoiserConfig):
     resnet_time_scale_shift: Literal["default", "scale_shift"] = "default"
     add_attention: bool = True  # in the mid block
     class_embed_type: Literal["timestep", "identity"] | None = None
-    # With class_embed_type None: labels are indices into a table
+    # Rows of the label table, with class_embed_type None
     num_class_embeds: Annotated[int, Interval(ge=1, le=MAX_LABELS)] | None = None
-    num_train_timesteps: TrainSteps | None = None  # with time_embedding_type learned
+    num_train_timesteps: TrainSteps | None = None  # rows of the timestep table, with time_embedding_type learned
 
     def check(self) -> None:
         for name, kinds, known in (
@@ -67,7 +67,7 @@ class UNet2DConfig(DenoiserConfig):
         ):
             check_block_types(name, kinds, known)
         if not len(self.block_out_channels) == len(self.down_kinds) == len(self.up_kinds):
-            raise InputError("block_out_channels, down_block_types and up_block_types must be of one length")
+            raise InputError("block_out_channels, down_block_types and up_block_types must have the same length")
         self._check_time()
         self._check_skip_blocks()
 
@@ -78,7 +78,7 @@ class UNet2DConfig(DenoiserConfig):
 
     @property
     def down_kinds(self) -> tuple[str, ...]:
-        """The down blocks' types without the prefix that early models carry."""
+        """The down block types, without the UNetRes prefix of early models."""
         return tuple(kind.removeprefix("UNetRes") for kind in self.down_block_types)
 
     @property
@@ -87,7 +87,7 @@ class UNet2DConfig(DenoiserConfig):
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """The shape of a picture's label: a row is added to the embedding of the timestep, a number is embedded."""
+        """The shape of one picture's label: (temb_channels,) is added to the timestep embedding, () is embedded."""
         return (self.temb_channels,) if self.class_embed_type == "identity" else ()
 
     @property
@@ -119,7 +119,7 @@ class UNet2DConfig(DenoiserConfig):
     @property
     def least_parameters(self) -> dict[str, int]:
         first = self.block_out_channels[0]
-        convolutions = 9 * sum(width**2 for width in self.block_out_channels)  # of 3x3, one in each down stage's layer
+        convolutions = 9 * sum(width**2 for width in self.block_out_channels)  # one of 3x3 per down block
         return {
             "block_out_channels": convolutions,
             "layers_per_block": self.layers_per_block * convolutions,
@@ -130,7 +130,7 @@ class UNet2DConfig(DenoiserConfig):
 
     @property
     def _tables(self) -> dict[str, tuple[str, int, int]]:
-        """The key, rows and columns of each table of embeddings, by the option that asks for the rows."""
+        """(key, rows, columns) of each embedding table, by the option that sets its rows."""
         tables = {}
         if self.class_embed_type is None and self.num_class_embeds is not None:
             tables["num_class_embeds"] = ("class_embedding", self.num_class_embeds, self.temb_channels)
@@ -140,29 +140,33 @@ class UNet2DConfig(DenoiserConfig):
 
     @property
     def size_factor(self) -> int:
-        """The number that height and width must be multiples of, so that the skip connections can join."""
+        """Height and width must be multiples of this number, so that the skip connections fit."""
         return 2 ** (len(self.block_out_channels) - 1)
 
     @property
     def min_size(self) -> int:
-        """The least height and width: K blocks reflect the border, for which a pixel is too little."""
+        """The smallest height and width. K blocks pad by reflection, which needs two pixels."""
         return self.size_factor * (2 if self.has_k_blocks else 1)
 
     def _check_time(self) -> None:
         if self.time_embedding_type == "learned" and self.num_train_timesteps is None:
-            raise InputError("num_train_timesteps: time_embedding_type 'learned' needs it")
+            raise InputError("num_train_timesteps: missing, but time_embedding_type 'learned' needs it; give it")
         if self.time_embedding_type == "positional" and self.block_out_channels[0] // 2 == self.freq_shift:
             raise InputError(f"freq_shift: {self.freq_shift} leaves no frequencies; give 0 or 1")
 
     def _check_skip_blocks(self) -> None:
-        """Skip blocks pass the picture on from one to the next, so nothing else may stand between them and it."""
+        """Raise InputError for options that do not fit skip blocks.
+
+        Skip blocks hand the picture from one to the next, so no other block may come before them on the way down, or
+        after them on the way up.
+        """
         down, up = (["Skip" in kind for kind in kinds] for kinds in (self.down_kinds, self.up_kinds))
         if down != sorted(down, reverse=True) or up != sorted(up):
             raise InputError(
                 "down_block_types, up_block_types: skip blocks must be the first down and the last up blocks"
             )
         if any(down + up) and (self.in_channels, self.out_channels) != (3, 3):
-            raise InputError("in_channels, out_channels: skip blocks work on pictures of 3 channels")
+            raise InputError("in_channels, out_channels: skip blocks need pictures of 3 channels")
         if self.norm_num_groups is None and not all(down + up):
             raise InputError("norm_num_groups: null works with skip blocks only; give a number")
 

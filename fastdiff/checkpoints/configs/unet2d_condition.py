@@ -1,4 +1,4 @@
-"""The options of a UNet2DConditionModel. An unknown one is an error, never ignored."""
+"""The config of a UNet2DConditionModel. Unknown options are errors, never ignored."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,39 +26,41 @@ from fastdiff.kinds import (
 )
 
 Depth = Annotated[int, Interval(ge=0, le=MAX_STAGE_LAYERS)]  # transformer blocks in a row
-Depths = Annotated[tuple[Depth | tuple[Depth, ...], ...], Len(1, MAX_LEVELS)]  # of a level, or of each of its layers
+Depths = Annotated[
+    tuple[Depth | tuple[Depth, ...], ...], Len(1, MAX_LEVELS)
+]  # for each level, or for each layer of each level
 LevelLayers = Annotated[tuple[StageLayers, ...], Len(1, MAX_LEVELS)]
 LevelFlags = Annotated[tuple[bool, ...], Len(1, MAX_LEVELS)]
 Kernel = Annotated[int, Interval(ge=1, le=31)]  # pixels
 
-USUAL_LENGTH = 77  # tokens of a text, those of CLIP
+USUAL_LENGTH = 77  # tokens of a text, as in CLIP
 TIME_IDS = 6  # of SDXL: original size, corner, target size
 
 
 class StagePlan(NamedTuple):
-    """The shape of a down, middle or up block."""
+    """The shape of a down, mid or up block."""
 
     name: str  # of the block in the state dict
     width: int
-    layers: int  # residual blocks, and transformers where it has them
-    depths: tuple[int, ...]  # transformer blocks of each of its transformers; () where it has none
+    layers: int  # the number of residual blocks, and of transformers if the block has any
+    depths: tuple[int, ...]  # the number of blocks in each transformer; () without transformers
     heads: int
-    only_cross: bool  # both attentions of a transformer block read the text
+    only_cross: bool  # whether both attentions of a transformer block read the text
 
     @property
     def inner(self) -> int:
-        """The channels inside its transformers: the heads may not divide its width."""
+        """The channels inside the transformers. They are fewer than `width` if the heads do not divide it."""
         return self.width // self.heads * self.heads
 
 
 @dataclass(frozen=True)
 class UNet2DConditionConfig(DenoiserConfig):
-    """The options of diffusers' UNet2DConditionModel, by the same names and with the same defaults."""
+    """The config of a UNet2DConditionModel, with diffusers' option names and defaults."""
 
     SWITCHED_OFF: ClassVar = {
         "dual_cross_attention": False,
-        "num_attention_heads": None,  # diffusers refuses it too: attention_head_dim is the number of heads
-        "attention_type": "default",  # others are GLIGEN's
+        "num_attention_heads": None,  # an error in diffusers too: attention_head_dim is the number of heads
+        "attention_type": "default",  # other values are for GLIGEN
         "cross_attention_norm": None,
         "resnet_skip_time_act": False,
     }
@@ -66,7 +68,7 @@ class UNet2DConditionConfig(DenoiserConfig):
     sample_size: Side | tuple[Side, Side] | None = None  # height and width of the latents; the default size to draw
     in_channels: Channels = 4
     out_channels: Channels = 4
-    center_input_sample: bool = False  # the input is in [0, 1] and is brought to [-1, 1]
+    center_input_sample: bool = False  # map the input from [0, 1] to [-1, 1]
     flip_sin_to_cos: bool = True
     freq_shift: FrequencyShift = 0
     down_block_types: BlockTypes = ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",)
@@ -83,29 +85,29 @@ class UNet2DConditionConfig(DenoiserConfig):
     norm_eps: Fraction = 1e-5
     cross_attention_dim: Channels | Widths = 1280
     transformer_layers_per_block: Depth | Depths = 1
-    reverse_transformer_layers_per_block: Depths | None = None  # of the up blocks; None: the same, reversed
-    encoder_hid_dim: Channels | None = None  # width of a text that is projected to cross_attention_dim
+    reverse_transformer_layers_per_block: Depths | None = None  # of the up blocks; None: the down blocks', reversed
+    encoder_hid_dim: Channels | None = None  # text width, if the model projects it to cross_attention_dim
     encoder_hid_dim_type: Literal["text_proj"] | None = None
-    attention_head_dim: Channels | Widths = 8  # the NUMBER of heads, whatever its name says
-    use_linear_projection: bool = False  # the transformers' projections are saved as linear layers
+    attention_head_dim: Channels | Widths = 8  # the NUMBER of heads, despite its name
+    use_linear_projection: bool = False  # the transformers' projections are linear layers, not convolutions
     class_embed_type: Literal["timestep", "identity", "projection", "simple_projection"] | None = None
     addition_embed_type: Literal["text", "text_time"] | None = None
     addition_time_embed_dim: Channels | None = None
-    # With class_embed_type None: labels are indices into a table
+    # Rows of the label table, with class_embed_type None
     num_class_embeds: Annotated[int, Interval(ge=1, le=MAX_LABELS)] | None = None
-    upcast_attention: bool | None = False  # nothing to do: attention scores are float32 in any dtype
+    upcast_attention: bool | None = False  # no effect: attention scores are always float32
     resnet_time_scale_shift: Literal["default", "scale_shift"] = "default"
-    resnet_out_scale_factor: PositiveNumber = 1.0  # of blocks that are not supported
+    resnet_out_scale_factor: PositiveNumber = 1.0  # of unsupported blocks
     time_embedding_type: Literal["positional", "fourier"] = "positional"
-    time_embedding_dim: Channels | None = None  # None: 4 * block_out_channels[0], with fourier 2 *
-    time_embedding_act_fn: Activation | None = None  # of the whole embedding, once
+    time_embedding_dim: Channels | None = None  # None: 4 * block_out_channels[0]; fourier: 2 * of it
+    time_embedding_act_fn: Activation | None = None  # applied once, to the whole embedding
     timestep_post_act: Activation | None = None
     time_cond_proj_dim: Channels | None = None  # width of timestep_cond
     conv_in_kernel: Kernel = 3
     conv_out_kernel: Kernel = 3
     projection_class_embeddings_input_dim: Channels | None = None
     class_embeddings_concat: bool = False
-    mid_block_only_cross_attention: bool | None = None  # of blocks that are not supported
+    mid_block_only_cross_attention: bool | None = None  # of unsupported blocks
     addition_embed_type_num_heads: Channels = 64
 
     def check(self) -> None:
@@ -124,14 +126,14 @@ class UNet2DConditionConfig(DenoiserConfig):
 
     @property
     def temb_channels(self) -> int:
-        """The width of the embedding of time, and of what is added to it."""
+        """The width of the time embedding, and of the embeddings added to it."""
         return self.time_embedding_dim or self.block_out_channels[0] * (
             4 if self.time_embedding_type != "fourier" else 2
         )
 
     @property
     def block_temb_channels(self) -> int:
-        """The width of the embedding that the blocks read: time, and the class beside it or added to it."""
+        """The width of the embedding that blocks read: time with class, which is added or concatenated."""
         return self.temb_channels * (2 if self.class_embeddings_concat else 1)
 
     @property
@@ -148,17 +150,17 @@ class UNet2DConditionConfig(DenoiserConfig):
 
     @property
     def cross_width(self) -> int:
-        """The channels of the text as the transformers read it."""
+        """The channels of the text as the transformers read it, after any projection."""
         dims = _per_level(self.cross_attention_dim, len(self.block_out_channels))
         down, up = (list(map(_is_cross, kinds)) for kinds in (self.down_block_types, reversed(self.up_block_types)))
         used = {dim for dim, *crosses in zip(dims, down, up, strict=True) if any(crosses)}
         used |= {dims[-1]} if self.mid_block_type == "UNetMidBlock2DCrossAttn" else set()
         if len(used) > 1:
             raise InputError(
-                f"cross_attention_dim: all transformers read one text, but are {sorted(used)} wide; give one"
+                f"cross_attention_dim: all transformers read the same text, so {sorted(used)} must be one width"
             )
         if not used:
-            raise InputError("down_block_types, up_block_types: none reads a text; give a CrossAttn block")
+            raise InputError("down_block_types, up_block_types: no block reads a text; give a CrossAttn block")
         return used.pop()
 
     @property
@@ -186,7 +188,7 @@ class UNet2DConditionConfig(DenoiserConfig):
 
     @property
     def prompt_shapes(self) -> dict[str, tuple[int, ...]]:
-        """See DenoiserConfig; text_embeds and time_ids are of added_cond_kwargs."""
+        """See DenoiserConfig. text_embeds and time_ids are entries of added_cond_kwargs."""
         shapes: dict[str, tuple[int, ...]] = {"encoder_hidden_states": (USUAL_LENGTH, self.text_width)}
         if self._has_time_ids:
             of_ids = TIME_IDS * (self.addition_time_embed_dim or 0)
@@ -196,16 +198,16 @@ class UNet2DConditionConfig(DenoiserConfig):
 
     @property
     def size_factor(self) -> int:
-        return 1  # an odd size is halved up, and doubled to that of the skip connection
+        return 1  # odd sizes round up when halved, and upsampling takes the skip connection's size
 
     @property
     def min_size(self) -> int:
-        """The least height and width: a padding of 0 halves down."""
+        """The smallest height and width. With downsample_padding 0, halving rounds down."""
         return 1 if self.downsample_padding else 2 ** (len(self.block_out_channels) - 1)
 
     def sizes(self, height: int, width: int) -> list[tuple[int, int]]:
-        """Height and width at each level, of a sample of a size."""
-        odd = self.downsample_padding  # halved up with a padding of 1, down with 0
+        """Return (height, width) at each level, for a sample of this size."""
+        odd = self.downsample_padding  # halving rounds up with padding 1, down with padding 0
         found = [(height, width)]
         for _ in self.block_out_channels[1:]:
             height, width = (height + odd) // 2, (width + odd) // 2
@@ -213,7 +215,7 @@ class UNet2DConditionConfig(DenoiserConfig):
         return found
 
     def residual_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
-        """(C, H, W) of each skip connection, and of the mid block's output, of a sample of a size."""
+        """Return (C, H, W) of each skip connection, then of the mid block's output, for a sample of this size."""
         sizes = self.sizes(height, width)
         shapes = [(self.block_out_channels[0], *sizes[0])]
         for i, stage in enumerate(self.down_stages):
@@ -222,7 +224,7 @@ class UNet2DConditionConfig(DenoiserConfig):
         return [*shapes, (self.block_out_channels[-1], *sizes[-1])]
 
     def attended(self, height: int, width: int, text_length: int) -> set[int]:
-        """The numbers of keys that the first attentions of its transformer blocks read."""
+        """Return the numbers of keys that attn1 of the transformer blocks reads, for a sample of this size."""
         sizes = self.sizes(height, width)
         mid = [self.mid_stage] if self.mid_stage is not None else []
         placed = [*zip(self.down_stages, sizes, strict=True), *zip(self.up_stages, sizes[::-1], strict=True)]
@@ -264,7 +266,7 @@ class UNet2DConditionConfig(DenoiserConfig):
 
     @property
     def _layers(self) -> dict[str, tuple[str, int, int, int]]:
-        """The key, axis and size of the layers that options ask for, and the size along their other axis."""
+        """(key, axis, size, size along the other axis) of each optional layer, by the option that adds it."""
         found = {}
         if self.class_embed_type is None and self.num_class_embeds is not None:
             found["num_class_embeds"] = ("class_embedding.weight", 0, self.num_class_embeds, self.temb_channels)
@@ -289,7 +291,7 @@ class UNet2DConditionConfig(DenoiserConfig):
     def _stages(
         self, blocks: str, kinds: tuple[str, ...], levels: range, depths: tuple[int | tuple[int, ...], ...], more: int
     ) -> list[StagePlan]:
-        """The stages of `levels`, each with `more` layers than layers_per_block says."""
+        """Return the stages of `levels`, each with `more` layers on top of layers_per_block."""
         count = len(levels)
         heads, layers = (_per_level(each, count) for each in (self.attention_head_dim, self.layers_per_block))
         flags = _per_level(self.only_cross_attention, count)
@@ -335,7 +337,9 @@ class UNet2DConditionConfig(DenoiserConfig):
     def _check_depths(self) -> None:
         depths, reverse = self.transformer_layers_per_block, self.reverse_transformer_layers_per_block
         if isinstance(depths, tuple) and reverse is None and any(isinstance(depth, tuple) for depth in depths):
-            raise InputError("reverse_transformer_layers_per_block: lists in transformer_layers_per_block need it")
+            raise InputError(
+                "reverse_transformer_layers_per_block: missing, but transformer_layers_per_block has lists; give it"
+            )
         for stage in self._all_stages():
             if stage.depths and len(stage.depths) != stage.layers:
                 raise InputError(
@@ -347,7 +351,9 @@ class UNet2DConditionConfig(DenoiserConfig):
 
     def _check_text(self) -> None:
         if self.encoder_hid_dim_type is not None and self.encoder_hid_dim is None:
-            raise InputError(f"encoder_hid_dim: encoder_hid_dim_type {self.encoder_hid_dim_type} needs it")
+            raise InputError(
+                f"encoder_hid_dim: missing, but encoder_hid_dim_type {self.encoder_hid_dim_type} needs it; give it"
+            )
         heads, width = self.addition_embed_type_num_heads, self.text_width
         if self.addition_embed_type == "text" and width % heads:
             raise InputError(f"addition_embed_type_num_heads: {heads} does not divide the text's {width} channels")
@@ -359,19 +365,19 @@ class UNet2DConditionConfig(DenoiserConfig):
             if value in ("projection", "simple_projection") or (value == "text_time" and self._has_time_ids)
         ]
         if needs_width and self.projection_class_embeddings_input_dim is None:
-            raise InputError(f"projection_class_embeddings_input_dim: {needs_width[0]} needs it")
+            raise InputError(f"projection_class_embeddings_input_dim: missing, but {needs_width[0]} needs it; give it")
         if self._has_time_ids and self.addition_time_embed_dim is None:
-            raise InputError("addition_time_embed_dim: addition_embed_type 'text_time' needs it")
+            raise InputError("addition_time_embed_dim: missing, but addition_embed_type 'text_time' needs it; give it")
         self._check_time()
 
     def _check_time(self) -> None:
         if self.class_embeddings_concat and (not self.takes_labels or self.addition_embed_type is not None):
             raise InputError(
-                "class_embeddings_concat: it needs a class embedding, and no addition_embed_type beside it"
+                "class_embeddings_concat: it needs a class embedding and cannot be combined with addition_embed_type"
             )
         if self.time_embedding_type == "fourier" and self.temb_channels % 2:
             raise InputError(
-                f"time_embedding_dim: {self.temb_channels} is odd, and fourier takes halves; give an even one"
+                f"time_embedding_dim: {self.temb_channels} is odd, but fourier needs an even number; give one"
             )
         widths = [self.block_out_channels[0]] if self.time_embedding_type == "positional" else []
         widths += [self.addition_time_embed_dim or 0] if self._has_time_ids else []
@@ -384,10 +390,10 @@ def _is_cross(kind: str) -> bool:
 
 
 def _per_level(value, levels: int) -> tuple:
-    """An option of each level: it may be given once for all."""
+    """Return an option's value for each level; a single value is for all levels."""
     return value if isinstance(value, tuple) else (value,) * levels
 
 
 def _each(depth: int | tuple[int, ...], layers: int) -> tuple[int, ...]:
-    """The depth of each layer of a level: it may be given once for all."""
+    """Return the depth of each layer of a level; a single value is for all layers."""
     return depth if isinstance(depth, tuple) else (depth,) * layers

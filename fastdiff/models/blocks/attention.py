@@ -1,4 +1,4 @@
-"""Self-attention over the pixels of a U-Net."""
+"""Self-attention over the pixels of a picture."""
 
 from typing import cast
 
@@ -11,7 +11,7 @@ from fastdiff.models.blocks.layers import Feature, GroupNorm, as_feature
 
 
 class Attention(nn.Module):
-    """Self-attention over the pixels with a residual; diffusers' Attention as UNet2DModel configures it."""
+    """Self-attention over the pixels, with a residual; diffusers' Attention as in its UNet2DModel."""
 
     def __init__(self, channels: int, head_dim: int, num_groups: int | None, eps: float, output_scale: float):
         super().__init__()
@@ -26,6 +26,6 @@ class Attention(nn.Module):
         h = self.group_norm(x) if self.group_norm is not None else x
         qkv = linear(h.x.flatten(1, 2), self.to_qkv.weight, self.to_qkv.bias)  # (N, H * W, 3 * width)
         h = attention(*qkv.chunk(3, dim=-1), heads=self.heads).unflatten(1, x.x.shape[1:3])
-        out = cast(nn.Linear, self.to_out[0])  # a 1x1 convolution, for the moments
+        out = cast(nn.Linear, self.to_out[0])  # run as a 1x1 convolution, which makes the moments
         weight = out.weight.unflatten(1, (-1, 1, 1))
         return as_feature(conv2d(h, weight, out.bias, residual=x.x, output_scale=self.output_scale, moments=True))

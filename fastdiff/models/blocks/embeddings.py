@@ -1,4 +1,4 @@
-"""Embeddings of timesteps, and of what is added to them."""
+"""Embeddings of timesteps, and of the conditions added to them."""
 
 import functools
 import math
@@ -31,17 +31,17 @@ class Timesteps(nn.Module):
 
 @functools.cache
 def _frequencies(count: int, divisor: float, device: torch.device) -> Tensor:
-    """(count,) float32, 10,000^(-k / divisor), kept: to make them anew would be four more launches in each forward."""
+    """Return 10,000^(-k / divisor), (count,) float32. It is cached, which saves four launches in each forward."""
     frequencies = torch.exp(-math.log(10_000) * torch.arange(count, dtype=torch.float32, device=device) / divisor)
     if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()  # another stream may read them next
+        torch.cuda.current_stream(device).synchronize()  # another stream may read them
     return frequencies
 
 
 class GaussianFourierProjection(nn.Module):
-    """Random Fourier features of noise levels or of their logarithms, score SDE (arXiv 2011.13456).
+    """Random Fourier features of noise levels or their logarithms, score SDE (arXiv 2011.13456).
 
-    diffusers' class of this name.
+    It is diffusers' class of this name.
     """
 
     def __init__(self, width: int, *, scale: float = 16.0, log: bool = True, flip_sin_to_cos: bool = False):
@@ -67,7 +67,7 @@ class TimestepEmbedding(nn.Module):
         activation: str = "silu",
         *,
         post_activation: str | None = None,
-        condition_width: int | None = None,  # of a further input: a guidance scale's embedding, for LCM
+        condition_width: int | None = None,  # of a second input: an embedding of the guidance scale, for LCM
     ):
         super().__init__()
         self.activation, self.post_activation = activation, post_activation
@@ -76,7 +76,7 @@ class TimestepEmbedding(nn.Module):
         self.linear_2 = nn.Linear(width, out_channels or width)
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
-        """(M, in_channels), and (M, condition_width) -> (M, out_channels)."""
+        """(M, in_channels) and optionally (M, condition_width) -> (M, out_channels)."""
         if condition is not None and self.cond_proj is not None:
             x = x + each_through(condition, self.cond_proj)
         activate = ACTIVATIONS[self.activation]
@@ -85,7 +85,7 @@ class TimestepEmbedding(nn.Module):
 
 
 class AttentionPooling(nn.Module):
-    """A text's tokens as one, which attends to them all and to their mean; diffusers' AttentionPooling."""
+    """Pool a text's tokens: their mean attends to itself and to all tokens; diffusers' AttentionPooling."""
 
     def __init__(self, heads: int, channels: int):
         super().__init__()
@@ -95,7 +95,8 @@ class AttentionPooling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(M, L, C) -> (M, C)."""
-        means = torch.stack([tokens.mean(dim=0, keepdim=True) for tokens in x])  # alone, for the same bits in any batch
+        # one by one, for the same bits in any batch
+        means = torch.stack([tokens.mean(dim=0, keepdim=True) for tokens in x])
         query = means + self.positional_embedding  # (M, 1, C)
         x = torch.cat([query, x], dim=1)
         q, k, v = (
@@ -106,7 +107,7 @@ class AttentionPooling(nn.Module):
 
 
 class TextTimeEmbedding(nn.Module):
-    """A text, pooled and projected to what is added to the time; diffusers' TextTimeEmbedding."""
+    """Pool and project a text, to be added to the time embedding; diffusers' TextTimeEmbedding."""
 
     def __init__(self, channels: int, out_channels: int, heads: int):
         super().__init__()
@@ -122,12 +123,12 @@ class TextTimeEmbedding(nn.Module):
 
 
 def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """Return x (N, L, C) through a LayerNorm."""
+    """Apply a LayerNorm to x (N, L, C)."""
     y = layer_norm(x, norm.weight, norm.bias, eps=norm.eps)
-    assert isinstance(y, Tensor)  # a pair comes of a residual only
+    assert isinstance(y, Tensor)  # layer_norm returns a pair only with a residual
     return y
 
 
 def each_through(x: Tensor, layer: nn.Linear) -> Tensor:
-    """Return x (M, C_in) through a linear layer; the bits of each of the M depend on no other."""
+    """Apply a linear layer to x (M, C_in). The bits of a row do not depend on the other rows."""
     return linear(x[None], layer.weight, layer.bias)[0]

@@ -1,6 +1,6 @@
-"""The leaves of the U-Net: convolution and norm. Pictures are (N, H, W, C) throughout.
+"""The basic layers of U-Nets and VAEs: convolution and norm. Pictures are (N, H, W, C) throughout.
 
-Parameters are named as diffusers names them, except that an attention holds one fused projection `to_qkv`.
+Parameters have diffusers' names, except that an attention has one fused projection `to_qkv`.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "mish": F.
 
 @dataclass(frozen=True)
 class Feature:
-    """Pictures inside the U-Net, with the moments that their convolution made for the norm that follows."""
+    """Pictures inside a U-Net or VAE, with moments for the next norm if the convolution before made them."""
 
     x: Tensor  # (N, H, W, C)
     moments: Moments | None = None
@@ -30,23 +30,23 @@ FeatureOrPair = Feature | tuple[Feature, Feature]  # a pair: an input and its sk
 
 
 def tensors(x: FeatureOrPair) -> Tensor | tuple[Tensor, Tensor]:
-    """Return the tensor or the two of x, as kernels take them."""
+    """Return the tensor of a feature, or the two tensors of a pair, as kernels take them."""
     return x.x if isinstance(x, Feature) else (x[0].x, x[1].x)
 
 
 def join(x: FeatureOrPair) -> Feature:
-    """Return one feature, for the rare operations that cannot read a pair."""
+    """Concatenate a pair to one feature, for the few operations that cannot read a pair."""
     return x if isinstance(x, Feature) else Feature(torch.cat([part.x for part in x], dim=-1))
 
 
 def normalise(x: FeatureOrPair, norm: Norm) -> Feature:
-    """Return x through `kernels.group_norm` with the moments that x brings along."""
+    """Apply `kernels.group_norm`, with the moments of x if it has any."""
     moments = x.moments if isinstance(x, Feature) else (x[0].moments, x[1].moments)
     return Feature(group_norm(tensors(x), moments=moments, **norm._asdict()))
 
 
 def as_feature(y: Tensor | tuple[Tensor, Moments | None]) -> Feature:
-    """Return what `kernels.conv2d` returns, with moments or without, as a feature."""
+    """Return the output of `kernels.conv2d`, with or without moments, as a feature."""
     return Feature(*y) if isinstance(y, tuple) else Feature(y)
 
 
@@ -67,9 +67,16 @@ class Conv2d(nn.Conv2d):
         moments: bool = True,
         **options: Any,
     ) -> Feature:
-        """`shortcut`: an input and its 1x1 convolution, to be added; `norm` follows; `moments`: for one later.
+        """Convolve, with a fused epilogue.
 
-        The other options are those of `kernels.conv2d`.
+        Args:
+            x: a feature, or a pair that is read as if concatenated.
+            padding: as in `kernels.conv2d`; by default half of the kernel.
+            residual: added to the output.
+            shortcut: an input and its 1x1 convolution, added to the output.
+            norm: applied to the output.
+            moments: whether to return moments for a later norm; without effect if `norm` is given.
+            options: further options of `kernels.conv2d`.
         """
         padding = self.kernel_size[0] // 2 if padding is None else padding
         if shortcut is not None:
@@ -87,5 +94,5 @@ class GroupNorm(nn.GroupNorm):
         return normalise(x, self.after(**epilogue))
 
     def after(self, **epilogue: Any) -> Norm:
-        """Return the same as a part of the convolution before it."""
+        """Return this norm as part of the epilogue of the convolution before it."""
         return Norm(self.num_groups, self.weight, self.bias, self.eps, **epilogue)

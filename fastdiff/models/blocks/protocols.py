@@ -1,6 +1,6 @@
-"""The models as the sampling loop and the decoding of latents see them.
+"""The interfaces of models in the sampling loop and in decoding latents.
 
-The loop draws with any model that fits `DenoiserLike`: `models.denoiser.Denoiser` is the base of ours.
+The loop draws with any model that fits `DenoiserLike`. `models.denoiser.Denoiser` is the base class of fastdiff's own.
 """
 
 from collections.abc import Callable, Hashable
@@ -16,8 +16,8 @@ from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 class DenoiserLike(Protocol):
     """The model that is called at each step."""
 
-    joins_halves: ClassVar[bool]  # on the CPU: a guided picture's halves are one call, by all threads
-    conditioning_width: int  # of its Conditioning's temb
+    joins_halves: ClassVar[bool]  # on the CPU: run both halves of a guided picture as one batch
+    conditioning_width: int  # of `Conditioning.temb`
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -26,27 +26,30 @@ class DenoiserLike(Protocol):
     def device(self) -> torch.device: ...
 
     def embed(self, timesteps: Tensor, class_labels: Tensor | None, prompt: Prompt | None) -> Tensor:
-        """Return a Conditioning's temb, (M, conditioning_width), of timesteps (M,)."""
+        """Return `Conditioning.temb` (M, conditioning_width) for timesteps (M,)."""
         ...
 
     def project(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Return a Conditioning's text."""
+        """Return `Conditioning.text`."""
         ...
 
     def predict(self, x: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return (N, H, W, C_out) of x (N, H, W, C_in), contiguous; the conditioning has N entries, or one for all."""
+        """Return the prediction (N, H, W, C_out), contiguous, for x (N, H, W, C_in).
+
+        The conditioning has N entries, or one for all.
+        """
         ...
 
     def graphed(self, name: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` of tensors, through CUDA graphs where there can be any."""
+        """Return `function`, which takes tensors, run through CUDA graphs if possible."""
         ...
 
 
 class DecoderLike(Protocol):
-    """The model that makes pictures of latents."""
+    """The model that decodes latents to pictures."""
 
     config: AutoencoderKLConfig
 
     def decode(self, z: Tensor) -> tuple[Tensor]:
-        """Return the pictures (N, C, H, W) of latents z (N, C, h, w)."""
+        """Decode latents z (N, C, h, w) to pictures (N, C, H, W)."""
         ...

@@ -1,7 +1,7 @@
-"""The residual blocks of the U-Net.
+"""The residual blocks of U-Nets and VAEs.
 
-Time and class reach a residual block as its own columns of one tensor `temb` (N, width): the projections of every
-block side by side, made by the model, before the sampling loop.
+A residual block reads time and class from its own columns of one tensor `temb` (N, width). It has the time projections
+of all blocks side by side, which the model makes before the sampling loop.
 """
 
 from collections.abc import Callable
@@ -23,35 +23,35 @@ class BlockOptions:
     temb_channels: int
     eps: float
     activation: str
-    scale_shift: bool  # the time embedding scales and shifts the second norm; else it is added before it
-    num_groups: int | None  # None where all are skip blocks, which choose their own
+    scale_shift: bool  # the time embedding scales and shifts the second norm, instead of being added before it
+    num_groups: int | None  # None if all blocks are skip blocks, which choose their own
     head_dim: int | None  # None: one head as wide as the block
     downsample_padding: int
 
     @property
     def groups(self) -> tuple[int, int]:
-        """The groups of a residual block's two norms, where the block does not choose its own."""
-        assert self.num_groups is not None  # the config's check
+        """The groups of a residual block's two norms, unless the block chooses its own."""
+        assert self.num_groups is not None  # guaranteed by the config's check
         return self.num_groups, self.num_groups
 
 
 class Conditioned(nn.Module):
-    """A block that reads the time embedding, as its own columns of the model's `temb`.
+    """A block that reads the time embedding from its own columns of the model's `temb`.
 
-    The model stacks the layers that make the columns: those of all blocks are one product.
+    The model stacks the projections of all blocks, so that they are one product.
     """
 
-    projections: dict[str, int]  # diffusers' names of this block's layers, and the columns that each makes
-    columns: slice  # the model's to say
+    projections: dict[str, int]  # diffusers' names of this block's projections -> the number of columns of each
+    columns: slice  # set by the model
 
 
 def _shortcut(x: FeatureOrPair, layer: Conv2d | None) -> dict[str, Any]:
-    """Return what a residual block's last convolution adds: its input x, through a 1x1 convolution where it has one."""
+    """Return what a residual block's last convolution adds: the block's input, through its 1x1 convolution if any."""
     return {"residual": join(x)} if layer is None else {"shortcut": (x, layer)}
 
 
 class ResnetBlock2D(Conditioned):
-    """norm, act, conv, + time, norm, act, conv, + shortcut; diffusers' ResnetBlock2D."""
+    """Norm, act, conv, + time, norm, act, conv, + shortcut; diffusers' ResnetBlock2D."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ResnetBlock2D(Conditioned):
         groups: tuple[int, int] | None = None,  # of the two norms; default: the model's
         output_scale: float = 1.0,
         resample: Resample | None = None,
-        shortcut: bool = False,  # a 1x1 convolution even where the widths agree
+        shortcut: bool = False,  # a 1x1 convolution even if the widths are equal
     ):
         super().__init__()
         groups_in, groups_out = groups or options.groups
@@ -77,7 +77,7 @@ class ResnetBlock2D(Conditioned):
         self.conv_shortcut = Conv2d(in_channels, out_channels, 1) if needs_shortcut else None
 
     def forward(self, x: FeatureOrPair, temb: Tensor | None = None) -> Feature:
-        """`temb`: None in a model without time, such as a VAE."""
+        """Run the block. `temb` is None in a model without time, such as a VAE."""
         temb = None if temb is None else temb[:, self.columns]
         h = self.norm1(x, activation=self.activation)
         if self.resample is not None:
@@ -103,13 +103,13 @@ class AdaGroupNorm(nn.Module):
         return normalise(x, self.after(temb))
 
     def after(self, temb: Tensor) -> Norm:
-        """Return the same as a part of the convolution before it."""
+        """Return this norm as part of the epilogue of the convolution before it."""
         scale, shift = temb.chunk(2, dim=1)
         return Norm(self.num_groups, eps=self.eps, activation=self.activation, scale=scale, shift=shift)
 
 
 class ResnetBlockCondNorm2D(Conditioned):
-    """A residual block whose norms carry the time; diffusers' ResnetBlockCondNorm2D with ada_group."""
+    """A residual block whose norms read the time embedding; diffusers' ResnetBlockCondNorm2D with ada_group."""
 
     def __init__(self, in_channels: int, out_channels: int, options: BlockOptions, *, groups: tuple[int, int]):
         super().__init__()

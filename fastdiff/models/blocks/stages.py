@@ -1,4 +1,4 @@
-"""The stages of the U-Net: the down, middle and up blocks, by diffusers' names."""
+"""The stages of the U-Net: down, mid and up blocks, with diffusers' names."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -10,11 +10,9 @@ from fastdiff.models.blocks.layers import Conv2d, Feature, FeatureOrPair, GroupN
 from fastdiff.models.blocks.resampling import Downsample2D, Upsample2D, average_down, fir_down, fir_up, nearest_up
 from fastdiff.models.blocks.resnet import BlockOptions, Conditioned, Resample, ResnetBlock2D, ResnetBlockCondNorm2D
 
-Inputs = list[tuple[int, int]]  # of an up stage's residual blocks: the widths of the input and of its skip connection
-Down = tuple[
-    Feature, list[Feature], Feature
-]  # the output, its skip connections, the picture that skip blocks carry down
-Up = tuple[Feature, Feature | None]  # the output, the picture that skip blocks carry up
+Inputs = list[tuple[int, int]]  # for each residual block of an up stage: the widths of its input and skip connection
+Down = tuple[Feature, list[Feature], Feature]  # the output, its skip connections, the picture that skip blocks pass on
+Up = tuple[Feature, Feature | None]  # the output, the picture that skip blocks pass on
 
 
 def _attention(channels: int, options: BlockOptions, groups: int | None, output_scale: float = 1.0) -> Attention:
@@ -22,7 +20,7 @@ def _attention(channels: int, options: BlockOptions, groups: int | None, output_
 
 
 class Stage(nn.Module):
-    """Residual blocks at one resolution, each followed by its attention where the stage has them."""
+    """Residual blocks at one resolution, each followed by an attention if the stage has attention."""
 
     def __init__(self, resnets: Sequence[Conditioned], attentions: Sequence[Attention] | None):
         super().__init__()
@@ -35,7 +33,7 @@ class Stage(nn.Module):
 
 
 class DownStage(Stage):
-    """A stage whose every output is a skip connection."""
+    """A stage of which each output is a skip connection."""
 
     def forward(self, x: Feature, temb: Tensor, rgb: Feature) -> Down:
         skips = []
@@ -49,10 +47,10 @@ class DownStage(Stage):
 
 
 class UpStage(Stage):
-    """A stage whose every residual block reads one skip connection beside its input."""
+    """A stage of which each residual block reads its input and a skip connection."""
 
     def forward(self, x: Feature, skips: list[Feature], temb: Tensor, rgb: Feature | None) -> Up:
-        """Take its skips off the end of the list."""
+        """Run the stage. It pops its skip connections from the end of `skips`."""
         for i in range(len(self.resnets)):
             x = self.layer(i, (x, skips.pop()), temb)
         return self.upsample(x, temb, rgb)
@@ -70,7 +68,7 @@ def _resample(resamplers: nn.ModuleList, x: Feature, temb: Tensor) -> Feature:
 
 
 class DownBlock2D(DownStage):
-    """diffusers' DownBlock2D, with attention its AttnDownBlock2D, with a resnet its ResnetDownsampleBlock2D."""
+    """diffusers' DownBlock2D; AttnDownBlock2D with attention, ResnetDownsampleBlock2D with resample "resnet"."""
 
     def __init__(self, widths: list[int], options: BlockOptions, *, attention: bool, resample: str | None):
         out = widths[-1]
@@ -91,7 +89,7 @@ class DownBlock2D(DownStage):
 
 
 class UpBlock2D(UpStage):
-    """diffusers' UpBlock2D, with attention its AttnUpBlock2D, with a resnet its ResnetUpsampleBlock2D."""
+    """diffusers' UpBlock2D; AttnUpBlock2D with attention, ResnetUpsampleBlock2D with resample "resnet"."""
 
     def __init__(self, inputs: Inputs, out: int, options: BlockOptions, *, attention: bool, resample: str | None):
         resnets = [ResnetBlock2D(x + skip, out, options) for x, skip in inputs]
@@ -107,7 +105,7 @@ class UpBlock2D(UpStage):
         return (x if self.upsamplers is None else _resample(self.upsamplers, x, temb)), rgb
 
 
-# Skip blocks: FIR resampling, groups of their own, and the picture itself joins at every level.
+# Skip blocks: they resample with FIR filters, choose their own groups, and read or add to the picture at every level.
 
 SKIP_SCALE = 2.0**0.5
 
@@ -124,7 +122,7 @@ def _skip_resampler(channels: int, options: BlockOptions, resample: Resample) ->
 
 
 class SkipDownBlock2D(DownStage):
-    """diffusers' SkipDownBlock2D, with attention its AttnSkipDownBlock2D."""
+    """diffusers' SkipDownBlock2D; AttnSkipDownBlock2D with attention."""
 
     def __init__(self, widths: list[int], options: BlockOptions, *, attention: bool, resample: bool):
         out = widths[-1]
@@ -145,7 +143,7 @@ class SkipDownBlock2D(DownStage):
 
 
 class SkipUpBlock2D(UpStage):
-    """diffusers' SkipUpBlock2D, with attention (one, after all residual blocks) its AttnSkipUpBlock2D."""
+    """diffusers' SkipUpBlock2D; AttnSkipUpBlock2D with attention, which is one after all residual blocks."""
 
     def __init__(self, inputs: Inputs, out: int, options: BlockOptions, *, attention: bool, resample: bool):
         # With attention, diffusers divides only the skip's width by 4.
@@ -171,7 +169,7 @@ class SkipUpBlock2D(UpStage):
         return x, rgb
 
 
-# K blocks (k-diffusion's U-Net): groups of 32 channels, the time in every norm, one skip connection a stage.
+# K blocks (k-diffusion's U-Net): groups of 32 channels, time in every norm, one skip connection per stage.
 
 K_GROUP_SIZE = 32
 
@@ -194,7 +192,7 @@ class KDownBlock2D(DownStage):
 
 
 class KUpBlock2D(UpStage):
-    """diffusers' KUpBlock2D: its last block already has the width of the stage above."""
+    """diffusers' KUpBlock2D. Its last residual block already has the width of the next stage."""
 
     def __init__(self, out: int, above: int, layers: int, options: BlockOptions, *, resample: bool):
         widths = [2 * out] + [out] * (layers - 1) + [above]

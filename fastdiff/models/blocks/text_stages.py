@@ -1,4 +1,4 @@
-"""The stages of a text U-Net: down, middle and up blocks of residual blocks and transformers, by diffusers' names."""
+"""The stages of a text U-Net: down, mid and up blocks of residual blocks and transformers, with diffusers' names."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class TextBlockOptions(NamedTuple):
 
 
 class TextStage(nn.Module):
-    """Residual blocks at one resolution, and a transformer for each where the plan has them."""
+    """Residual blocks at one resolution, each followed by a transformer if the plan has any."""
 
     def __init__(self, plan: StagePlan, resnets: Sequence[ResnetBlock2D], options: TextBlockOptions):
         super().__init__()
@@ -46,7 +46,7 @@ class TextStage(nn.Module):
 
 
 class TextDownBlock2D(TextStage):
-    """diffusers' CrossAttnDownBlock2D, without transformers its DownBlock2D."""
+    """diffusers' CrossAttnDownBlock2D; DownBlock2D without transformers."""
 
     def __init__(self, plan: StagePlan, before: int, options: TextBlockOptions, *, downsample: bool):
         widths = [before] + [plan.width] * (plan.layers - 1)
@@ -55,7 +55,7 @@ class TextDownBlock2D(TextStage):
         self.downsamplers = nn.ModuleList([Downsample2D(plan.width, padding)]) if downsample else None
 
     def forward(self, x: Feature, context: Context) -> tuple[Feature, list[Feature]]:
-        """Return the output, and every output within as a skip connection."""
+        """Return the output, and the outputs of all layers as skip connections."""
         skips = []
         for i in range(len(self.resnets)):
             x = self.layer(i, x, context)
@@ -67,7 +67,7 @@ class TextDownBlock2D(TextStage):
 
 
 class TextUpBlock2D(TextStage):
-    """diffusers' CrossAttnUpBlock2D, without transformers its UpBlock2D."""
+    """diffusers' CrossAttnUpBlock2D; UpBlock2D without transformers."""
 
     def __init__(self, plan: StagePlan, before: int, above: int, options: TextBlockOptions, *, upsample: bool):
         more = plan.layers - 1
@@ -77,7 +77,7 @@ class TextUpBlock2D(TextStage):
         self.upsamplers = nn.ModuleList([Upsample2D(plan.width)]) if upsample else None
 
     def forward(self, x: Feature, skips: list[Feature], context: Context) -> Feature:
-        """Take its skips off the end of the list; the output has the size of the next."""
+        """Run the stage. It pops its skip connections from `skips`; the output has the size of the next one."""
         for i in range(len(self.resnets)):
             x = self.layer(i, (x, skips.pop()), context)
         if self.upsamplers is None:
@@ -87,7 +87,7 @@ class TextUpBlock2D(TextStage):
 
 
 class TextMidBlock2D(TextStage):
-    """diffusers' UNetMidBlock2DCrossAttn; without a transformer its UNetMidBlock2D, which is one residual block."""
+    """diffusers' UNetMidBlock2DCrossAttn; UNetMidBlock2D, one residual block, without a transformer."""
 
     def __init__(self, plan: StagePlan, options: TextBlockOptions, *, scale: float):
         count = 1 + len(plan.depths)

@@ -1,8 +1,9 @@
 """The transformers of a text U-Net: pixels attend to one another and to a text.
 
-Tokens are (N, L, C), the pixels of a picture row by row: what a GroupNorm over (N, H, W, C) returns is read as tokens
-without a copy. A block's first two sums are part of the norms that follow them, its third of its last product. The keys
-and values of the text are columns of one tensor, which the model makes once per prompt: see TextAttention.
+Tokens are (N, L, C), the pixels of a picture row by row, so the output of a GroupNorm over (N, H, W, C) is viewed as
+tokens without a copy. A block's first two residual sums are fused into the norms after them, and its third sum into the
+last product. The keys and values of the text are columns of one tensor, which the model makes once per prompt: see
+TextAttention.
 """
 
 from typing import Any, NamedTuple, cast
@@ -17,21 +18,21 @@ from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.models.blocks.layers import Feature, GroupNorm, as_feature
 
-EPS = 1e-6  # of the norm before a transformer, which diffusers fixes
-MLP = 4  # times the width, inside the MLP
+EPS = 1e-6  # of the norm before a transformer; fixed in diffusers
+MLP = 4  # the inner width of the MLP is this many times the width
 
 
 class Context(NamedTuple):
-    """All that the blocks read besides the picture, of each picture."""
+    """Everything that the blocks read besides the pictures, with one entry per picture."""
 
     temb: Tensor  # (N, width)
     text: Tensor  # (N, L, width)
-    text_bias: Tensor | None = None  # (N, L), of the text's keys where attn2 reads them
+    text_bias: Tensor | None = None  # (N, L), for the text's keys in attn2
     bias: Tensor | None = None  # (N, keys of attn1)
 
 
 class SelfAttention(nn.Module):
-    """Attention of the pixels to one another; diffusers' Attention as attn1."""
+    """Self-attention of the pixels; diffusers' Attention as attn1."""
 
     def __init__(self, channels: int, heads: int):
         super().__init__()
@@ -49,12 +50,12 @@ class SelfAttention(nn.Module):
 
 
 class TextAttention(nn.Module):
-    """Attention of the pixels to a text; diffusers' Attention as attn2, and as attn1 with only_cross_attention.
+    """Cross-attention to a text; diffusers' Attention as attn2, and as attn1 with only_cross_attention.
 
-    Its to_k and to_v are rows of one layer of the model, `text_projections`, and it reads their columns.
+    to_k and to_v are rows of the model's layer `text_projections`. This module reads their columns of its output.
     """
 
-    columns: slice  # the model's to say: the keys, then the values
+    columns: slice  # set by the model: the keys, then the values
 
     def __init__(self, channels: int, heads: int):
         super().__init__()
@@ -79,7 +80,7 @@ def _out(layers: nn.ModuleList, x: Tensor) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    """GEGLU, linear, and the sum; diffusers' FeedForward."""
+    """GEGLU, linear and the residual sum; diffusers' FeedForward."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -97,7 +98,7 @@ class FeedForward(nn.Module):
 
 
 class BasicTransformerBlock(nn.Module):
-    """Attention, attention to the text and an MLP; diffusers' BasicTransformerBlock with layer_norm."""
+    """Self-attention, cross-attention and an MLP; diffusers' BasicTransformerBlock with layer_norm."""
 
     def __init__(self, channels: int, heads: int, *, only_cross: bool):
         super().__init__()
@@ -116,13 +117,13 @@ class BasicTransformerBlock(nn.Module):
 def _normed(
     x: Tensor, residual: Tensor | None, norm: nn.LayerNorm, reader: nn.Linear
 ) -> tuple[Tensor | Scaled, Tensor]:
-    """-> the sum through a LayerNorm, for the layer that reads it; and the sum."""
+    """Return the normalised sum of x and `residual`, as the layer `reader` takes it, and the sum."""
     y = layer_norm(x, norm.weight, norm.bias, eps=norm.eps, residual=residual, in_fp8=reader.weight.dtype == FP8)
     return y if isinstance(y, tuple) else (y, x)
 
 
 class Transformer2DModel(nn.Module):
-    """Transformer blocks over the pixels, with a residual; diffusers' Transformer2DModel of continuous inputs."""
+    """Transformer blocks over the pixels, with a residual; diffusers' Transformer2DModel with continuous inputs."""
 
     def __init__(
         self,
@@ -148,24 +149,24 @@ class Transformer2DModel(nn.Module):
         tokens = linear(self.norm(x).x.flatten(1, 2), self.proj_in.weight.flatten(1), self.proj_in.bias)
         for block in self.transformer_blocks:
             tokens = block(tokens, context)
-        out = self.proj_out  # a 1x1 convolution either way, for the moments
+        out = self.proj_out  # run as a 1x1 convolution in both cases, which makes the moments
         weight = out.weight.flatten(1).unflatten(1, (-1, 1, 1))
         pixels = tokens.unflatten(1, x.x.shape[1:3])
         return as_feature(conv2d(pixels, weight, out.bias, residual=x.x, moments=True))
 
 
 class _Conv1x1(nn.Conv2d):
-    """A linear layer whose weight diffusers keeps as that of a convolution."""
+    """A linear layer whose weight has the shape of a 1x1 convolution's, as in diffusers."""
 
     def __init__(self, in_channels: int, out_channels: int):
         super().__init__(in_channels, out_channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        raise NotImplementedError  # its weight is read by the transformer
+        raise NotImplementedError  # the transformer reads the weight itself
 
 
 def stack_text_projections(model: nn.Module, text_width: int) -> tuple[nn.Linear, dict[str, int]]:
-    """Return one layer for the text's keys and values of every attention, and diffusers' layers that it stacks."""
+    """Return one layer that makes the keys and values of all cross-attentions, and diffusers' layers that it stacks."""
     widths: dict[str, int] = {}
     for path, layer in model.named_modules():
         if isinstance(layer, TextAttention):

@@ -1,4 +1,4 @@
-"""The two halves of a VAE, pictures to latents and back: diffusers' Encoder and Decoder, and their stages."""
+"""The encoder and decoder of a VAE, with their stages; diffusers' Encoder and Decoder."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -16,7 +16,7 @@ EPS = 1e-6  # of all norms
 
 
 class PlainStage(Stage):
-    """Residual blocks without time or skip connections, each followed by its attention where the stage has them."""
+    """Residual blocks without time or skip connections, each followed by an attention if the stage has attention."""
 
     def __init__(self, widths: Sequence[int], options: BlockOptions, *, attention: bool):
         resnets = [ResnetBlock2D(i, o, options) for i, o in pairwise(widths)]
@@ -30,7 +30,7 @@ class PlainStage(Stage):
 
 
 class DownEncoderBlock2D(PlainStage):
-    """diffusers' DownEncoderBlock2D, with attention its AttnDownEncoderBlock2D."""
+    """diffusers' DownEncoderBlock2D; AttnDownEncoderBlock2D with attention."""
 
     def __init__(self, widths: Sequence[int], options: BlockOptions, *, attention: bool, resample: bool):
         super().__init__(widths, options, attention=attention)
@@ -43,7 +43,7 @@ class DownEncoderBlock2D(PlainStage):
 
 
 class UpDecoderBlock2D(PlainStage):
-    """diffusers' UpDecoderBlock2D, with attention its AttnUpDecoderBlock2D."""
+    """diffusers' UpDecoderBlock2D; AttnUpDecoderBlock2D with attention."""
 
     def __init__(self, widths: Sequence[int], options: BlockOptions, *, attention: bool, resample: bool):
         super().__init__(widths, options, attention=attention)
@@ -55,7 +55,7 @@ class UpDecoderBlock2D(PlainStage):
 
 
 class Encoder(nn.Module):
-    """Pictures (N, H, W, C) -> mean and logarithm of the variance of their latents (N, H / scale, W / scale, 2 C)."""
+    """Pictures (N, H, W, C) -> mean and log variance of their latents (N, H / scale, W / scale, 2 C)."""
 
     def __init__(self, config: AutoencoderKLConfig):
         super().__init__()

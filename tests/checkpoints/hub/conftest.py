@@ -1,4 +1,4 @@
-"""Fixtures that tests of model names share."""
+"""Fixtures of the tests of model names."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Model folders as far as the name resolver looks into them."""
+"""Model folders with only the contents that the name resolver reads."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ SD_INDEX = {
 
 
 def write(folder: Path, *names: str, index: dict | None = INDEX) -> Path:
-    """A folder with those files, as far as the name resolver looks into them."""
+    """Make a folder with these files, with only the contents that the name resolver reads."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         path = folder / name

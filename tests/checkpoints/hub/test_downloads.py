@@ -1,4 +1,4 @@
-"""Downloads from the hub, whose client is a stub: which files are asked for, and what is refused."""
+"""Downloads from the hub, with a stub of its client: the requested files, and errors."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from tests.checkpoints.hub.folders import COMMIT, DIT_INDEX, INDEX, SD_INDEX, ST
 
 @pytest.fixture
 def remote(tmp_path, monkeypatch):
-    """A stub of the hub: what stands in `remote.folder` can be downloaded; `remote.calls` are the requests."""
+    """A stub of the hub: files in `remote.folder` can be downloaded; `remote.calls` are the requests."""
     remote = SimpleNamespace(folder=tmp_path / "remote", cache=tmp_path / "cache" / COMMIT, calls=[])
 
     def snapshot_download(repo_id, *, allow_patterns, **options):
@@ -97,7 +97,7 @@ SD_FILES = {
     *(f"{part}/config.json" for part in ("unet", "vae", "text_encoder")),
     *(f"tokenizer/{name}" for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json")),
 }
-SD_OTHERS = {  # that lie beside them on the hub
+SD_OTHERS = {  # other files in the same repository
     *(f"safety_checker/{name}" for name in ("config.json", "model.safetensors", "pytorch_model.bin")),
     "feature_extractor/preprocessor_config.json",
     "v1-5-pruned.safetensors",

@@ -1,4 +1,4 @@
-"""Model names: folders, bundled names and hub ids, with the hub's own client kept offline."""
+"""Model names: folders, bundled names and hub ids, with the real hub client offline."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tests.checkpoints.hub.folders import COMMIT, INDEX, STEM, assert_one_line, 
 
 
 def write_cache(cache: Path, repo_id: str, *names: str, index: dict | None = INDEX) -> Path:
-    """One repository in the layout of huggingface_hub's cache; its snapshot folder."""
+    """Write a repository in the layout of huggingface_hub's cache. Return its snapshot folder."""
     repo = cache / f"models--{repo_id.replace('/', '--')}"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text(COMMIT)
@@ -21,7 +21,7 @@ def write_cache(cache: Path, repo_id: str, *names: str, index: dict | None = IND
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
-    """The real client with HF_HUB_OFFLINE=1 and an empty cache, whose folder is given."""
+    """Set HF_HUB_OFFLINE=1 and an empty cache for the real client. Return the cache's folder."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     return tmp_path
@@ -94,7 +94,7 @@ def test_component_folder_falls_back_to_the_flat_layout(tmp_path):
     assert hub.component_folder(tmp_path, "scheduler") == tmp_path
 
 
-# The hub's own client, offline
+# The real hub client, offline
 
 
 def test_offline_a_cached_model_resolves(offline):

@@ -232,7 +232,7 @@ def test_png_reader_and_header_check_agree_on_ours(upload, engine):
             "not restored: use_clipped_model_output and negative_prompt<",
             id="an empty negative prompt",
         ),
-        pytest.param({"height": 70}, "Height 70, width 64: this model draws", id="size"),
+        pytest.param({"height": 70}, "Height 70, width 64: both must be", id="size"),
         pytest.param({"num_inference_steps": 2000}, "Steps: 2000 is not a whole number from 1 to 1000", id="steps"),
         pytest.param({"seed": 2**32}, "mine.png holds settings that cannot be used: seed", id="seed"),
     ],
