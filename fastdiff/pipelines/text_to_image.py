@@ -47,7 +47,7 @@ NOT_HERE = {  # arguments of other pipelines and of diffusers, and why they are 
     "denoising_end": "it hands over to SDXL's refiner, which is not supported",
     "ip_adapter_image": "IP-Adapters are not supported",
     "ip_adapter_image_embeds": "IP-Adapters are not supported",
-    "cross_attention_kwargs": "there is no attention processor to take them",
+    "cross_attention_kwargs": "attention processors are not supported",
 }
 
 
