@@ -1,7 +1,7 @@
 """The command line and the reports of all benchmarks.
 
-`python benchmarks/kernels/bench_<x>.py` prints each row when it has it, for people, and as the last line one JSON
-document, which `--save` also writes to benchmarks/results/<x>.json (`--save DIR`: there).
+`python benchmarks/kernels/bench_<x>.py` prints one row after the other for people, and one JSON document as its last
+line. `--save` also writes that document to benchmarks/results/<x>.json, and `--save DIR` writes it to that folder.
 """
 
 import argparse
@@ -16,40 +16,45 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.code import code_hash
 from fastdiff.tuning.timing import DEVICE
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-COLUMN, WORKLOAD = 11, 36  # characters of a printed number, and of a workload's name
+COLUMN, WORKLOAD = 11, 36  # width of a printed number and of a workload's name
 
 PARSER = argparse.ArgumentParser()
-PARSER.add_argument("workload", nargs="*", help="the ones to measure, where a benchmark lets one choose")
+PARSER.add_argument("workload", nargs="*", help="workloads to measure (default: all)")
 PARSER.add_argument("--save", nargs="?", const=str(RESULTS), metavar="DIR", help="write the results to a file")
 
 
 def environment() -> dict[str, str]:
-    """The variables of processes that a benchmark starts, which find fastdiff and benchmarks as they are here."""
+    """Return environment variables with which a child process imports this checkout's fastdiff and benchmarks."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def needs_gpu() -> None:
-    """End a benchmark of kernels where there is no GPU."""
+    """Exit if the machine has no GPU."""
     if DEVICE.type != "cuda":
-        print("this benchmark needs a GPU: elsewhere every operation is its torch reference")
+        print("this benchmark needs a GPU: on a CPU every operation runs its torch reference")
         raise SystemExit
 
 
 def report(name: str, rows: Iterable[dict[str, Any]], *, by: tuple[str, ...] = ()) -> None:
-    """Print each row when it is there, in the end all as JSON with their machine; save where the command line asks.
+    """Print each row as soon as it is measured, then all rows as JSON with their machine, versions and code.
 
-    Rows are saved one by one: what was measured is kept, whatever becomes of the rest.
+    `--save` writes the file again after each row, so an interrupted benchmark keeps what it measured.
 
-    by: where there are such keys, a new row replaces the saved one that has the same values, and no other.
+    by: keys that identify a row. A new row replaces the saved row with the same values, and other saved rows stay.
+        Without keys the new rows replace the file.
     """
     done: list[dict[str, Any]] = []
     columns: list[str] = []
     folder, where = save_folder(), machine()
+    code = code_hash(name)
+    if code is not None:
+        where["code"] = code
     saved = read_rows(Path(folder, f"{name}.json")) if by and folder is not None else []
     for row in rows:
         new = [key for key in row if key not in columns]
@@ -66,18 +71,18 @@ def report(name: str, rows: Iterable[dict[str, Any]], *, by: tuple[str, ...] = (
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a saved report; none where there is no file."""
+    """Return the rows of a saved report, or an empty list if the file does not exist."""
     return json.loads(path.read_text()) if path.exists() else []
 
 
 def _line(row: dict[str, Any], columns: list[str]) -> str:
-    """The row's cells under the columns' names, blank where it has none."""
+    """Return the row's cells, aligned under the names of the columns; a missing cell is blank."""
     widths = {key: WORKLOAD if key == "workload" else max(COLUMN, len(key)) for key in columns}
     return "  ".join(_cell(row.get(key)).rjust(width) for key, width in widths.items())
 
 
 def machine() -> dict[str, str]:
-    """Everything that a number depends on: GPU, versions, and the commit of the code."""
+    """Return what a number depends on: GPU, versions, and the commit of the code."""
     gpu = torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"none ({platform.machine()} CPU)"
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS)
     versions = {name: _version(name) for name in ("torch", "triton", "diffusers")}
@@ -96,7 +101,7 @@ def _cell(value: Any) -> str:
 
 
 def chosen(workloads: Iterable[str]) -> list[str]:
-    """The workloads that the command line names, or all of them."""
+    """Return the workloads that the command line names, or all of them."""
     known = list(workloads)
     named = command_line().workload
     for name in named:
@@ -106,7 +111,7 @@ def chosen(workloads: Iterable[str]) -> list[str]:
 
 
 def save_folder() -> str | None:
-    """Where the command line asks for the results, if it does."""
+    """Return the folder of `--save`, or None."""
     return command_line().save
 
 

@@ -279,7 +279,7 @@ def test_what_needs_a_gpu_says_so_and_succeeds(reports, capsys):
     with pytest.raises(SystemExit) as ended:
         reports.needs_gpu()
     assert ended.value.code is None
-    assert capsys.readouterr().out == "this benchmark needs a GPU: elsewhere every operation is its torch reference\n"
+    assert capsys.readouterr().out == "this benchmark needs a GPU: on a CPU every operation runs its torch reference\n"
 
 
 def test_launches_are_counted(harness):
