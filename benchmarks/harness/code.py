@@ -23,7 +23,9 @@ def code_hash(result: str) -> str | None:
     A result that is no operation's, such as a whole model's, depends on all device code.
     """
     paths = (ROOT / "kernels" / "device").rglob("*.py")
-    return hash_of(result, (path.relative_to(ROOT).as_posix() for path in paths), lambda name: (ROOT / name).read_text())
+    return hash_of(
+        result, (path.relative_to(ROOT).as_posix() for path in paths), lambda name: (ROOT / name).read_text()
+    )
 
 
 def hash_of(result: str, paths: Iterable[str], read: Callable[[str], str]) -> str | None:
