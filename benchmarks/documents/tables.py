@@ -1,0 +1,304 @@
+"""Every table of the documents, by the name in its markers."""
+
+from typing import Any
+
+from benchmarks.documents.table import Cell, Column, Table
+
+MODELS = {
+    "ddpm32_b1": "ddpm-cifar10-32, 1",
+    "ddpm32_b64": "ddpm-cifar10-32, 64",
+    "ddpm32_b512": "ddpm-cifar10-32, 512",
+    "ddpm256_b1": "ddpm-celebahq-256, 1",
+    "ddpm256_b8": "ddpm-celebahq-256, 8",
+    "emoji64_b1": "emoji64, 1",
+    "emoji64_b64": "emoji64, 64",
+    "emoji64-dit_b1": "emoji64-dit, 1",
+    "emoji64-dit_b64": "emoji64-dit, 64",
+    "emoji-sd_b1": "emoji-sd, 1",
+    "emoji-sd_b64": "emoji-sd, 64",
+    "dit_b2": "DiT-XL/2-256, 2",
+    "dit_b32": "DiT-XL/2-256, 32",
+    "sd15_b2": "Stable Diffusion 1.5, 2",
+    "sd15_b16": "Stable Diffusion 1.5, 16",
+    "sdxl_b2": "Stable Diffusion XL, 2",
+}
+SHORT = ("ddpm256_b8", "emoji64_b64", "dit_b2", "sd15_b2", "sdxl_b2")
+PLANNERS = {
+    f"hopper{horizon}_b{batch}{suffix}": f"horizon {horizon}, {batch}{', float32' if suffix else ''}"
+    for suffix in ("", "_fp32")
+    for horizon, batch in ((32, 1), (32, 64), (32, 1024), (128, 1), (128, 64))
+}
+VAES = {"decode-512-b1-bf16": "512x512, 1", "decode-1024-b1-bf16": "1024x1024, 1"}
+PICTURES = {
+    "sd15-fastdiff": "Stable Diffusion 1.5",
+    "sd15-accelerate": "diffusers with `fastdiff.accelerate`",
+    "sd15-compile": "diffusers under torch.compile",
+    "sd15-eager": "diffusers, eager",
+    "sdxl-fastdiff": "Stable Diffusion XL",
+    "sdxl-offload": "with `offload=True`",
+    "sdxl-compile": "diffusers under torch.compile",
+    "sdxl-eager": "diffusers, eager",
+    "sdxl-eager-offload": "diffusers, `enable_model_cpu_offload`",
+}
+AIMS = {  # ms, of the workloads that have one
+    "ddpm32_b1": 0.40, "ddpm32_b64": 1.55, "ddpm32_b512": 10.5, "ddpm256_b1": 1.3, "ddpm256_b8": 7.3,
+    "emoji64_b1": 0.35, "emoji64_b64": 2.1, "emoji64-dit_b1": 0.25, "dit_b2": 1.3, "dit_b32": 12.8, "sd15_b2": 3.2,
+    "sd15_b16": 21.0, "sdxl_b2": 22.0,
+}  # fmt: skip
+TRITONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
+
+
+def of(key: str, factor: float = 1.0) -> Cell:
+    """Return the cell of a row's key, multiplied by a factor where the row has one."""
+    return lambda row: None if row.get(key) is None else row[key] * factor
+
+
+def percent(key: str) -> Cell:
+    return lambda row: None if row.get(key) is None else f"{100 * row[key]:.1f} %"
+
+
+def error(key: str) -> Cell:
+    """Return the cell of an error relative to the largest output: in percent, or as a power of ten if it is tiny."""
+    return lambda row: row.get(key) and (f"{row[key]:.0e}" if row[key] < 1e-4 else f"{100 * row[key]:.1f} %")
+
+
+def by_triton(version: str, key: str) -> Cell:
+    return lambda row: row["of"].get(version, {}).get(key)
+
+
+def times(unit: str, *who: str, factor: float = 1.0) -> list[Column]:
+    """Return a column for the time of each of `who`; the least of a row is bold."""
+    return [Column(HEADINGS[name], of(f"{name}_{unit}", factor), least_is_bold=True) for name in who]
+
+
+HEADINGS = {
+    "fastdiff": "fastdiff", "compile": "torch.compile", "eager": "eager", "hopper": "sm_90 kernel",
+    "kernel": "generic kernel", "cudnn": "cuDNN", "flash": "flash", "library": "library", "plain": "bias alone",
+    "naive": "naive", "torch": "torch", "diffusers": "diffusers", "bf16": "bfloat16", "to_fp8": "`to_fp8` alone",
+    "unfused": "unfused", "int8": "int8", "fp8": "fp8", "torchao_fp8": "torchao fp8",
+}  # fmt: skip
+PEERS = "fastdiff", "compile", "eager"
+US = 1e3  # from ms
+SHARE = Column("share of the limit", percent("share"))
+TFLOPS, TBPS = Column("TFLOP/s", of("tflops")), Column("TB/s", of("tbps"))
+
+
+def operation(source: str, *who: str, extra: tuple[Column, ...] = (TFLOPS, SHARE), **options: Any) -> Table:
+    """Return the table of an operation's times in microseconds."""
+    return Table(source, [*times("ms", *who, factor=US), *extra], **options)
+
+
+def gigabytes(key: str) -> Cell:
+    return of(key, 1e-9)
+
+
+TABLES: dict[str, Table] = {
+    "speed": Table("models", times("ms", *PEERS), {name: MODELS[name] for name in SHORT}, "model, batch"),
+    "models": Table(
+        "models",
+        [
+            *times("ms", *PEERS),
+            *(Column(f"pictures/s, {HEADINGS[who]}", of(f"{who}_pictures_s")) for who in PEERS),
+            Column("error", error("max_abs_err")),
+            Column("eager's error", error("eager_err")),
+        ],
+        MODELS,
+        "model, batch",
+    ),
+    "vae": Table(
+        "autoencoder",
+        [*times("ms", *PEERS), Column("error", error("max_abs_err")), Column("eager's error", error("eager_err"))],
+        VAES,
+        "decoded picture, batch",
+    ),
+    "planners": Table(
+        "models",
+        [
+            *times("ms", *PEERS),
+            *(Column(f"plans/s, {HEADINGS[who]}", of(f"{who}_plans_s")) for who in PEERS),
+            Column("error", error("max_abs_err")),
+            Column("eager's error", error("eager_err")),
+        ],
+        PLANNERS,
+        "policy, batch",
+    ),
+    "aims": Table(
+        "models",
+        [
+            Column("aim", lambda row: AIMS.get(row["workload"])),
+            Column("fastdiff", of("fastdiff_ms")),
+            Column("torch.compile", of("compile_ms")),
+            Column("lower bound", of("floor_ms")),
+        ],
+        {name: MODELS[name] for name in AIMS},
+        "model, batch",
+    ),
+    "first-results": Table(
+        "models",
+        [
+            Column("fastdiff, s", of("first_result_s")),
+            Column("torch.compile, s", of("compile_first_s")),
+            Column("another size, s", of("new_resolution_s")),
+        ],
+        MODELS,
+        "model, batch",
+        chosen=lambda row: row.get("first_result_s") is not None,
+    ),
+    "memory": Table(
+        "models",
+        [
+            Column("weights, GB", gigabytes("weights_bytes")),
+            Column("fastdiff, GB", gigabytes("peak_bytes")),
+            Column("torch.compile, GB", gigabytes("compile_peak_bytes")),
+            Column("eager, GB", gigabytes("eager_peak_bytes")),
+        ],
+        MODELS,
+        "model, batch",
+        chosen=lambda row: row.get("weights_bytes") is not None,
+    ),
+    "models-cpu": Table("models_cpu", times("ms", "fastdiff", "eager"), MODELS, "model, batch"),
+    "profile": Table(
+        "profile_models",
+        [Column("forward", of("replay_us"))]
+        + [
+            Column(name, of(f"{name}_us"))
+            for name in ("convolutions", "norms", "attention", "products", "others", "gaps", "overlap")
+        ],
+        MODELS,
+        "model, batch",
+    ),
+    "tritons": Table(
+        "tritons",
+        [
+            *(Column(version, by_triton(version, "hopper_ms")) for version in TRITONS),
+            *(Column(f"{version}, without", by_triton(version, "without_ms")) for version in ("3.6.0", "3.7.1")),
+        ],
+        MODELS,
+        "model, batch",
+        joined_by="triton",
+    ),
+    "tritons-first": Table(
+        "tritons",
+        [Column(version, by_triton(version, "first_result_s")) for version in TRITONS],
+        {f"first result of {name}": MODELS[name] for name in ("ddpm32_b1", "sd15_b2")},
+        "model, batch",
+        joined_by="triton",
+    ),
+    "plans": Table(
+        "tritons",
+        [Column(f"gain in {version}", by_triton(version, "gain")) for version in ("3.7.1", "3.9.0")],
+        first="plan",
+        joined_by="triton",
+        chosen=lambda row: row["workload"] not in MODELS and "first" not in row["workload"],
+    ),
+    "text-to-image": Table(
+        "text_to_image",
+        [
+            Column("a picture, s", of("picture_s")),
+            Column("memory, GB", gigabytes("peak_bytes")),
+            Column("first picture, s", of("first_picture_s"), digits=2),
+            Column("error", percent("picture_err")),
+            Column("another size, s", of("new_size_s"), digits=2),
+            Column("another batch, s", of("new_batch_s"), digits=2),
+        ],
+        PICTURES,
+        "",
+    ),
+    "text-to-image-cpu": Table(
+        "text_to_image_cpu",
+        [
+            Column(f"{what}, {who}", of(f"{what}{suffix}_ms"))
+            for what in ("picture", "forward", "decode", "command")
+            for who, suffix in (("fastdiff", ""), ("diffusers", "_diffusers"))
+        ],
+        first="model",
+    ),
+    "precision": Table(
+        "precision",
+        [
+            *times("ms", "fastdiff", "int8", "fp8", "compile", "torchao_fp8"),
+            Column("weights, GB", gigabytes("fastdiff_weights")),
+            Column("in 8 bits", gigabytes("int8_weights")),
+            Column("memory, GB", gigabytes("fastdiff_peak")),
+            Column("int8", gigabytes("int8_peak")),
+            Column("fp8", gigabytes("fp8_peak")),
+        ],
+        {name: MODELS[name] for name in ("sdxl_b2", "sd15_b16", "dit_b2", "dit_b32", "ddpm256_b8")},
+        "model, batch",
+    ),
+    "precision-errors": Table(
+        "precision",
+        [
+            Column(HEADINGS[who] if who != "fastdiff" else "bfloat16", percent(f"{who}_err"))
+            for who in ("fastdiff", "int8", "fp8", "compile", "torchao_fp8")
+        ],
+        {name: MODELS[name] for name in ("sdxl_b2", "sd15_b16", "dit_b2", "dit_b32", "ddpm256_b8")},
+        "model, batch",
+    ),
+    "precision-pictures": Table(
+        "precision_pictures",
+        [
+            Column("predictions, bfloat16", of("predictions_bfloat16")),
+            Column("predictions, 8 bits", of("predictions")),
+            Column("pictures, bfloat16", of("pictures_bfloat16")),
+            Column("pictures, 8 bits", of("pictures")),
+        ],
+        first="model, weights",
+    ),
+    "bulk": Table(
+        "bulk",
+        [
+            Column("pictures/s", of("pictures_s")),
+            Column("GPU busy", percent("busy")),
+            Column("first picture, s", of("first_s")),
+            Column("of two cards' rate", percent("of_linear")),
+        ],
+        first="model, way, cards",
+    ),
+    "page": Table(
+        "page",
+        [
+            Column("users", of("users")),
+            Column("pictures/s", of("pictures_s")),
+            Column("first preview, s", of("first_s")),
+            Column("wait, s", of("wait_s")),
+            Column("longest wait, s", of("longest_s")),
+        ],
+        first="models",
+    ),
+    "conv2d": operation("conv2d", *PEERS, chosen=lambda row: not row["workload"].startswith("hopper")),
+    "conv2d-plans": Table(
+        "conv2d",
+        [*times("ms", "hopper", "kernel", factor=US), Column("gain", of("gain"))],
+        chosen=lambda row: row["workload"].startswith("hopper"),
+    ),
+    "conv2d-8bit": Table(
+        "conv2d_8bit",
+        [
+            *times("ms", "hopper", "kernel", "bf16", factor=US),
+            Column("gain", of("gain")),
+            Column("over bfloat16", of("over_bf16")),
+        ],
+    ),
+    "linear": operation("linear", *PEERS, "hopper", "kernel", "plain"),
+    "linear-8bit": Table("linear_8bit", times("ms", "hopper", "kernel", "bf16", factor=US)),
+    "attention": operation("attention", "hopper", "kernel", "cudnn", "flash", "compile"),
+    "attention-lengths": Table(
+        "attention_lengths",
+        [
+            *times("ms", "naive", "fastdiff", "torch"),
+            *(
+                Column(f"{who}, MB", of(f"{who}_bytes", 1e-6))
+                for who in ("naive", "fastdiff", "torch")
+            ),
+        ],
+    ),
+    "group-norm": operation("group_norm", *PEERS, extra=(TBPS, SHARE)),
+    "layer-norm": operation("layer_norm", *PEERS, extra=(TBPS, SHARE)),
+    "denoise": operation("denoise", *PEERS, "diffusers", extra=()),
+    "geglu": operation("geglu", *PEERS, "hopper", "kernel"),
+    "swiglu": operation("swiglu", *PEERS, "hopper", "kernel"),
+    "from-int8": operation("from_int8", *PEERS, extra=(TBPS, SHARE)),
+    "to-fp8": operation("to_fp8", *PEERS, extra=(TBPS, SHARE)),
+    "block": Table("block", [*times("us", "fastdiff", "unfused", "compile", "eager"), Column("gain", of("gain"))]),
+}  # fmt: skip
