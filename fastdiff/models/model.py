@@ -113,7 +113,7 @@ class Model(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of activations: biases and norms are kept in it, whatever the dtype of the weights."""
+        """The dtype of activations, biases and norms. The weights may have another one."""
         owners = (module for module in self.modules() if not isinstance(module, Quantised))  # whose factors are float32
         return next(
             parameter for owner in owners for parameter in owner.parameters(recurse=False) if parameter.ndim == 1
