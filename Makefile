@@ -1,6 +1,7 @@
 # make sample: install and draw pictures. make ui: install and open the web page.
 # make test: install and run the quick tests, in a few minutes. make test-all: run the slow tests.
 # make test-tritons: compile the kernels for sm_90 with other Tritons, and test with the oldest supported diffusers.
+# make docs: build the documentation into docs/_build, where every warning is an error.
 # make bench: run every benchmark; results go to benchmarks/results. make sanitize: memory and race checks on a GPU.
 # make soak: draw 5,000 pictures while workers are killed 20 times; the result goes to benchmarks/results too.
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN := .venv/bin
 # constraints.txt pins torch. A change of it or of pyproject.toml makes the stamps stale, so make installs again.
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: sample test test-all test-tritons ui lint format bench sanitize soak clean
+.PHONY: sample test test-all test-tritons docs ui lint format bench sanitize soak clean
 
 sample: .venv/installed
 	$(BIN)/fastdiff sample --out samples --grid --overwrite
@@ -48,6 +49,13 @@ $(OTHER)/diffusers-%: | .venv/installed-test # this diffusers needs an older hug
 	$(BIN)/python -m pip install --quiet --no-deps --target $@.part diffusers==$* "huggingface_hub<2"
 	mv $@.part $@
 
+# Every build reads all pages again (-E), as a page that is not read again gives no warning. -n reports names without a
+# page. Nothing is downloaded.
+SITE := docs/_build
+docs: .venv/installed-docs
+	$(BIN)/python -m sphinx --builder html --jobs auto --quiet -E -W --keep-going -n -d $(SITE)/doctrees docs $(SITE)/html
+	@echo "the site is $(SITE)/html/index.html"
+
 ui: .venv/installed-ui
 	$(BIN)/fastdiff ui
 
@@ -69,7 +77,7 @@ soak: .venv/installed-test
 	$(BIN)/python -m tests.bulk.soak --save
 
 clean:
-	rm -rf .venv samples outputs
+	rm -rf .venv samples outputs $(SITE)
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -85,4 +93,8 @@ clean:
 
 .venv/installed-test: pyproject.toml constraints.txt | .venv/bin/python
 	$(INSTALL) --editable '.[test]'
+	touch $@ .venv/installed
+
+.venv/installed-docs: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) --editable '.[docs]'
 	touch $@ .venv/installed

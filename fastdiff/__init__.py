@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _EXPORTS = {
     "AutoencoderKL": "fastdiff.models.autoencoder",

@@ -83,7 +83,7 @@ class Parts:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        """The models: the parts that have weights."""
+        """The parts of the pipeline that have weights."""
         return (self.denoiser, *(() if self.vae is None else (self.vae,)))
 
     def to(self: AnyParts, *args: Any, **kwargs: Any) -> AnyParts:

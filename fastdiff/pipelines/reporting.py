@@ -61,7 +61,7 @@ class Report:
 
     @property
     def launches(self) -> int:
-        """The number of launches: of our kernels and of torch operations."""
+        """The number of launches of our kernels and of torch operations."""
         return self.kernel_launches + sum(row.count * len(row.torch) for row in self.rows)
 
     @property
@@ -71,7 +71,7 @@ class Report:
 
     @property
     def flop(self) -> int:
-        """Floating-point operations of all convolutions and linear layers: all matrix products except attention's."""
+        """Floating-point operations of all convolutions and linear layers, but not of attention."""
         return sum(row.count * row.flop for row in self.rows if row.operation != "attention")
 
     @property
