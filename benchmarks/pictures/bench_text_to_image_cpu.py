@@ -35,7 +35,7 @@ from benchmarks.harness.reports import command_line, report
 from fastdiff.checkpoints.hub import bundled_models
 from fastdiff.checkpoints.json_files import read_json
 
-PROMPT, STEPS, GUIDANCE = "red apple", 20, 3.0
+PROMPT, STEPS, GUIDANCE = "red apple", 30, 5.0  # the defaults of emoji-sd
 ROUNDS, PROCESSES = 24, 5  # pairs of calls, pairs of processes
 DRAW = """
 import sys, torch, diffusers
