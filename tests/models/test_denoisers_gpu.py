@@ -229,7 +229,7 @@ def test_bundled_model_draws_the_cpus_pictures():
 
 
 def test_the_launches_of_a_block(randomise):
-    """Seven, as kernels/README.md says; whatever else a prediction launches does not grow with its blocks."""
+    """Seven, as docs/kernels.md says; whatever else a prediction launches does not grow with its blocks."""
     counts = []
     for layers in (2, 5):
         model = randomise(DiTTransformer2DModel.from_config(XL | {"num_layers": layers})).to("cuda", torch.bfloat16)
