@@ -45,7 +45,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "relu": lambda x: F.relu(x, inplace=True),
 }
-# Chosen by timing whole norms on one H200 (README, "GroupNorm + SiLU"); the times of other values were not kept.
+# Chosen by timing whole norms on one H200 (docs/measurements/kernels.md); the times of other values were not kept.
 FOLDED = 32  # most tiles of a channel, or of its group, that each program of `normalise_kernel` merges by itself
 LARGE = 2**23  # elements from which whole groups are merged beforehand even if they have fewer tiles
 PROGRAMS = 256  # fewest programs of `normalise_kernel`, if there are enough blocks of pixels

@@ -271,7 +271,7 @@ class TokenTile(NamedTuple):
 
 TileList = tuple[tuple[float, TokenTile], ...]
 
-# 16-bit, with descriptors: the best on one H200 (README, "Transformers"), each from that many tiles per multiprocessor.
+# 16-bit, with descriptors: the best on one H200 (docs/measurements), each from that many tiles per multiprocessor.
 TILES: TileList = (
     (2, TokenTile(128, 128, 64, 64, warps=4, stages=3, resident=2)),
     (0.5, TokenTile(64, 128, 128, 128, warps=4, stages=4)),

@@ -1,7 +1,7 @@
 """The tiles of convolutions, and the numbers that choose among them.
 
-Times were measured on one NVIDIA H200 with torch 2.11 and triton 3.6. kernels/README.md has the times of whole
-convolutions.
+Times were measured on one NVIDIA H200 with torch 2.11 and triton 3.6. docs/measurements/kernels.md has the times
+of whole convolutions.
 """
 
 from typing import NamedTuple

@@ -229,7 +229,7 @@ def test_bundled_model_draws_the_cpus_pictures():
 
 
 def test_the_launches_of_a_block(randomise):
-    """A block is seven launches, as kernels/README.md says. Other launches do not grow with the number of blocks."""
+    """A block is seven launches, as docs/kernels.md says. Other launches do not grow with the number of blocks."""
     counts = []
     for layers in (2, 5):
         model = randomise(DiTTransformer2DModel.from_config(XL | {"num_layers": layers})).to("cuda", torch.bfloat16)

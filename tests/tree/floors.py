@@ -28,11 +28,15 @@ PACKAGE = sorted(
 GROUND = "fastdiff"
 DOORS = ("__init__", "__main__")
 REGISTRIES = (  # folders with one file for each plug-in; a single table or parser imports the files
+    "benchmarks/kernels",
     "fastdiff/checkpoints/configs",
     "fastdiff/cli",
     "fastdiff/models",
     "fastdiff/pipelines",
     "fastdiff/samplers",
+    "kernels",
+    "kernels/device",
+    "tests/kernels",
     "tests/samplers",
 )
 
