@@ -18,7 +18,12 @@ def begin_hash(card: ModelCard, variant: str | None) -> "Future[str]":
     It goes on beside the first steps: of gigabytes it takes seconds, and no picture is finished before that. Its result
     raises OSError where a file cannot be read any more. InputError for weights that are missing.
     """
-    files = weight_files.find(hub.component_folder(card.folder, card.denoiser.name), variant)
+    return begin_weights_hash(hub.component_folder(card.folder, card.denoiser.name), variant)
+
+
+def begin_weights_hash(folder: Path, variant: str | None) -> "Future[str]":
+    """Begin to compute the SHA-256 of the weights in a model's own folder. As `begin_hash` otherwise."""
+    files = weight_files.find(folder, variant)
     thread = ThreadPoolExecutor(1)
     digits = thread.submit(_sha256, [file.path for file in files])
     thread.shutdown(wait=False)
