@@ -31,7 +31,6 @@ from benchmarks.harness.base import FORWARDS, compare_if_asked
 from benchmarks.harness.operations import ceilings, launches
 from benchmarks.harness.reports import chosen, environment, report
 from benchmarks.models import sampling
-from benchmarks.models.alone import compile_diffusers
 from benchmarks.models.forwards import GPU, WORKLOADS
 from fastdiff.checkpoints.weights import load_weights
 from fastdiff.models.blocks.conditioning import Conditioning, Prompt
@@ -39,6 +38,7 @@ from fastdiff.models.prompt import PromptCheck
 from fastdiff.tuning.forwards import dtype_of, in_dtype, inputs
 from fastdiff.tuning.models import class_name
 from fastdiff.tuning.timing import DEVICE, measure
+from fastdiff.verification.peers import compile_diffusers
 
 PEERS = ("eager", "compile")
 

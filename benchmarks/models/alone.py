@@ -27,8 +27,7 @@ from fastdiff.execution.devices import on_meta
 from fastdiff.tuning.forwards import dtype_of, in_dtype, inputs
 from fastdiff.tuning.models import class_name
 from fastdiff.tuning.timing import DEVICE
-
-CALLS = 3  # the first compiles, the second captures, the third replays
+from fastdiff.verification.peers import compile_diffusers, held_bytes
 
 
 def main() -> None:
@@ -72,32 +71,11 @@ def of_zeros(kind: Any, config: dict, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def compile_diffusers(theirs: Any) -> Any:
-    """Return diffusers' model under torch.compile, set up for speed as diffusers' manual says."""
-    torch.compiler.reset()
-    if hasattr(theirs, "fuse_qkv_projections"):  # diffusers' DiT has no such method
-        theirs.fuse_qkv_projections()
-    return torch.compile(theirs, mode="reduce-overhead", fullgraph=True)
-
-
 def seconds_to(call: Callable[[], object], start: float) -> float:
     """Return the seconds from `start` to the end of a call."""
     call()
     torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-def held_bytes(call: Callable[[], object]) -> int:
-    """Return the peak of the bytes that torch's allocator reserves while `call` is repeated, after warm-up calls."""
-    for _ in range(CALLS):
-        call()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()  # keeps the memory of CUDA graphs
-    torch.cuda.reset_peak_memory_stats()
-    for _ in range(CALLS):
-        call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_reserved()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 import fastdiff
 from benchmarks.harness.reports import PARSER, chosen, command_line, needs_gpu, report
-from benchmarks.models.alone import compile_diffusers, held_bytes
 from benchmarks.models.forwards import MODELS_GPU
 from fastdiff.checkpoints.quantisation import formats
 from fastdiff.checkpoints.weights import load_weights
@@ -29,6 +28,7 @@ from fastdiff.kinds import Precision
 from fastdiff.tuning.forwards import in_dtype, inputs
 from fastdiff.tuning.models import class_name
 from fastdiff.tuning.timing import DEVICE, measure
+from fastdiff.verification.peers import compile_diffusers, held_bytes
 
 WORKLOADS = {name: MODELS_GPU[name] for name in ("sdxl_b2", "sd15_b16", "dit_b2", "dit_b32", "ddpm256_b8")}
 DTYPE = torch.bfloat16

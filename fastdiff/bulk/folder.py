@@ -24,8 +24,8 @@ from fastdiff.bulk.fingerprint import Fingerprint, differences
 from fastdiff.bulk.plan import Plan, Shard
 from fastdiff.checkpoints.json_files import parse_json
 from fastdiff.errors import InputError
+from fastdiff.execution import temporaries
 from fastdiff.requests.png import canonical_json
-from fastdiff.runs import temporaries
 from fastdiff.runs.files import rename_exclusive
 
 SCHEMA = 1

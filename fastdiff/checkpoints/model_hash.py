@@ -21,7 +21,12 @@ def begin_hash(card: ModelCard, variant: str | None) -> "Future[str]":
     It runs in a thread beside the first steps: gigabytes take seconds, and no picture is finished before that. The
     future raises OSError if a file cannot be read any more. This function raises InputError if weights are missing.
     """
-    files = weight_files.find(hub.component_folder(card.folder, card.denoiser.name), variant)
+    return begin_weights_hash(hub.component_folder(card.folder, card.denoiser.name), variant)
+
+
+def begin_weights_hash(folder: Path, variant: str | None) -> "Future[str]":
+    """Begin to compute the SHA-256 of the weights in a model's own folder. As `begin_hash` otherwise."""
+    files = weight_files.find(folder, variant)
     thread = ThreadPoolExecutor(1)
     digits = thread.submit(_sha256, [file.path for file in files])
     thread.shutdown(wait=False)

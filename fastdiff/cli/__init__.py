@@ -1,5 +1,5 @@
-"""The command line, one module per command: `fastdiff sample`, `bulk`, `status`, `info`, `models`, `verify`, `ui`,
-`doctor`, `tune`.
+"""The command line, one module per command: `fastdiff sample`, `bulk`, `status`, `info`, `models`, `verify`,
+`bench`, `ui`, `doctor`, `tune`.
 
 These modules only parse and print. They import torch only where they need it, so help and errors appear at once.
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from fastdiff import __version__
-from fastdiff.cli import bulk, doctor, info, models, sample, status, streams, tune, ui, verify
+from fastdiff.cli import bench, bulk, doctor, info, models, sample, status, streams, tune, ui, verify
 from fastdiff.cli.arguments import Parser
 from fastdiff.cli.interruption import CTRL_C, EXIT_CODE
 from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
@@ -24,6 +24,7 @@ _COMMANDS = {
     "info": (info, "print the settings stored in a PNG"),
     "models": (models, "list bundled and cached models, or show the details of one"),
     "verify": (verify, "check a model's results against diffusers"),
+    "bench": (bench, "time a model's denoiser in fastdiff and in diffusers"),
     "ui": (ui, "serve a web page for drawing pictures"),
     "doctor": (doctor, "check this machine: hardware, software, and which kernels run"),
     "tune": (tune, "find the fastest kernel tiles for this GPU and save them"),

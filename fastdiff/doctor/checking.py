@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from fastdiff.errors import InputError
+from fastdiff.execution import temporaries
 from fastdiff.kernels.host.launching import is_sm_90
 from fastdiff.kernels.plans import choices, verdict
-from fastdiff.runs import temporaries
 
 COMMAND = (sys.executable, "-m", "fastdiff.doctor.judging")
 LIMIT = 300.0  # seconds for a plan, including its compilation

@@ -8,7 +8,7 @@ from fastdiff.doctor.finding import Finding
 # Package -> the oldest version that works, and the feature that needs it. pyproject.toml has the same versions.
 OPTIONAL = {
     "gradio": ("6.20", "fastdiff ui"),
-    "diffusers": ("0.38", "fastdiff verify, fastdiff.accelerate"),
+    "diffusers": ("0.38", "fastdiff verify, fastdiff bench, fastdiff.accelerate"),
     "transformers": ("4.50", "fastdiff verify"),
     "accelerate": ("1.0", "pipelines of diffusers"),
     "scipy": ("1.11", "beta sigmas"),

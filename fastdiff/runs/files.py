@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import get_args
 
 from fastdiff.errors import InputError
+from fastdiff.execution import temporaries
 from fastdiff.requests.completion import Cell
 from fastdiff.requests.request import SubjectName
-from fastdiff.runs import temporaries
 
 _OTHER_FORMATS = (".npy", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 

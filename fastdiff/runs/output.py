@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastdiff.errors import InputError
+from fastdiff.execution import temporaries
 from fastdiff.requests import png
 from fastdiff.requests.request import PICTURE
-from fastdiff.runs import files, resuming, temporaries
+from fastdiff.runs import files, resuming
 from fastdiff.runs.drawing import Finished, Run
 from fastdiff.runs.names import cell_names
 from fastdiff.runs.sheet import grid_columns, sheet_size

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from fastdiff.execution import temporaries
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.plans.tuning import NO_TABLE, Choices, file_name, read_table, user_folder
-from fastdiff.runs import temporaries
 
 
 def keep(card: str, row: dict[str, Any]) -> None:

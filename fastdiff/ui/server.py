@@ -18,7 +18,7 @@ from gradio.tunneling import CURRENT_TUNNELS
 from starlette.middleware import Middleware
 
 from fastdiff.errors import InputError
-from fastdiff.runs import temporaries
+from fastdiff.execution import temporaries
 from fastdiff.runs.files import check
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.page import build_page

@@ -16,6 +16,7 @@ from fastdiff.extras import import_diffusers
 if TYPE_CHECKING:
     from torch import Tensor
     from torch import device as Device
+    from torch import dtype as Dtype
 
     from fastdiff.models.autoencoder import AutoencoderKL
     from fastdiff.models.denoiser import Denoiser
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 FORWARD_TOLERANCE = 1e-4  # for one forward pass
 FINAL_TOLERANCE = 1e-3  # for the picture after all steps, in [-1, 1], or for the trajectory
 SEED = 0
+TRAIN_STEPS = 1000  # for a model without a scheduler
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,9 @@ class Verification:
         }
 
 
-def import_verified() -> ModuleType:
-    """Import diffusers with logging turned off. Raises InputError if it is not installed."""
-    diffusers = import_diffusers("verify")
+def import_verified(purpose: str = "verify") -> ModuleType:
+    """Import diffusers with logging turned off. Raises InputError, which names `purpose`, if it is not installed."""
+    diffusers = import_diffusers(purpose)
     diffusers.utils.logging.set_verbosity(logging.CRITICAL)  # its errors say what it would log
     diffusers.utils.logging.disable_progress_bar()
     return diffusers
@@ -100,14 +102,26 @@ def explained(name: str, make: Callable[[], Verification]) -> Verification:
         )
 
 
-def load(kind: Any, folder: Path, variant: str | None) -> Any:
-    """Load a model of diffusers' class `kind` in float32. Raises InputError if diffusers cannot load it."""
+def load(
+    kind: Any, folder: Path, variant: str | None, dtype: "Dtype | None" = None, *, low_cpu_mem_usage: bool = False
+) -> Any:
+    """Load a model of diffusers' class `kind` on the CPU, in float32 or another dtype.
+
+    Raises InputError if diffusers cannot load it.
+    """
     import torch
 
-    options = {"variant": variant, "torch_dtype": torch.float32}
+    dtype = dtype or torch.float32
+    options = {"variant": variant, "torch_dtype": dtype, "low_cpu_mem_usage": low_cpu_mem_usage}
     with refusals(f"diffusers cannot load {folder}"):
-        model = kind.from_pretrained(folder, low_cpu_mem_usage=False, local_files_only=True, **options)
-        return model.float().eval()  # tensors of a sharded checkpoint keep their own dtype without it
+        model = kind.from_pretrained(folder, local_files_only=True, **options)
+        return model.to(dtype).eval()  # tensors of a sharded checkpoint keep their own dtype without it
+
+
+def check_labels(command: str, name: str, config: DenoiserConfig) -> None:
+    """Raise InputError if `command` cannot make labels for a model."""
+    if config.class_embed_type is not None:
+        raise InputError(f"{name}: {command} cannot make labels for class_embed_type {config.class_embed_type}")
 
 
 @contextlib.contextmanager
@@ -127,11 +141,14 @@ def refusals(problem: str) -> Iterator[None]:
         raise InputError(f"{problem} ({in_one_line(error)}); save the model again with diffusers") from None
 
 
-def noise(config: DenoiserConfig, count: int) -> "Tensor":
-    """Return starting noise in diffusers' layout, (N, C, H, W) or (N, C, L), float32 on the CPU."""
+def noise(config: DenoiserConfig, count: int, size: tuple[int, int] | None = None) -> "Tensor":
+    """Return starting noise in diffusers' layout, (N, C, H, W) or (N, C, L), float32 on the CPU.
+
+    `size` is the height and width of a sample (default: the model's usual size).
+    """
     import torch
 
-    size = config.usual_size[-len(config.AXES) :]
+    size = (size or config.usual_size)[-len(config.AXES) :]
     return torch.randn(count, config.sample_channels, *size, generator=torch.Generator().manual_seed(SEED))
 
 
@@ -146,13 +163,13 @@ def predict(model: Any, x_t: "Tensor", t: "Tensor", classes: "Tensor | None", **
     return model(x_t, t, **labels, **prompt).sample
 
 
-def random_prompt(ours: "Denoiser", count: int) -> dict[str, Any]:
+def random_prompt(config: DenoiserConfig, count: int, device: "Device") -> dict[str, Any]:
     """Return arguments of a call: random prompt embeddings and added conditions, if the model takes them."""
     import torch
 
     generator = torch.Generator().manual_seed(SEED)
-    shapes = ours.config.prompt_shapes.items()
-    given = {name: torch.randn(count, *shape, generator=generator).to(ours.device) for name, shape in shapes}
+    shapes = config.prompt_shapes.items()
+    given = {name: torch.randn(count, *shape, generator=generator).to(device) for name, shape in shapes}
     text = {name: given.pop(name) for name in ("encoder_hidden_states",) if name in given}
     return text | ({"added_cond_kwargs": given} if given else {})
 
@@ -176,7 +193,7 @@ def forwards(
     """
     import torch
 
-    x_t, prompt = noise(ours.config, 2).to(ours.device), prompt or random_prompt(ours, 2)
+    x_t, prompt = noise(ours.config, 2).to(ours.device), prompt or random_prompt(ours.config, 2, ours.device)
     for t in sorted({(steps - 1) * quarter // 4 for quarter in range(5)}):
         for label in choices or (None,):
             classes = None if label is None else torch.full((2,), label, device=ours.device)

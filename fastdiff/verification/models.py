@@ -13,11 +13,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from fastdiff.checkpoints import hub, registry
-from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import VALUE_FUNCTION
-from fastdiff.errors import InputError
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
@@ -25,8 +23,10 @@ from fastdiff.sampler_names import SCHEDULER_OPTIONS, SCHEDULERS
 from fastdiff.verification.comparisons import (
     FINAL_TOLERANCE,
     SEED,
+    TRAIN_STEPS,
     Comparison,
     Verification,
+    check_labels,
     compare,
     explained,
     forwards,
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from fastdiff.pipelines import Pipeline
 
-TRAIN_STEPS = 1000  # for a model without a scheduler
-
 
 def compare_with_diffusers(request: Request, device: str) -> Verification:
     """Make all comparisons for the model and the sampling options of `request`, in float32 whatever its dtype.
@@ -63,10 +61,10 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
     folder = hub.resolve(request.model, revision=request.revision, variant=request.variant)
     if not (folder / "model_index.json").is_file():
         part = registry.read_denoiser_part(folder / "config.json")
-        _check_labels(request.model, part.config.from_mapping(read_json(folder / "config.json"), folder))
+        check_labels("verify", request.model, part.config.from_mapping(read_json(folder / "config.json"), folder))
         return explained(request.model, functools.partial(_compare_model, request, folder, part, device))
     card = ModelCard.read(request.model, folder)
-    _check_labels(card.name, card.config)
+    check_labels("verify", card.name, card.config)
     if card.reads_text:
         return explained(card.name, functools.partial(compare_text_pipeline, card, request, device))
     if card.config.of_trajectories:
@@ -108,11 +106,6 @@ def _compare_model(request: Request, folder: Path, part: registry.DenoiserPart, 
     choices += [label for label in [ours.config.null_label] if label is not None]
     comparisons = list(forwards(request.model, ours, theirs, TRAIN_STEPS, choices))
     return Verification.of(request.model, ours.device, [diffusers], comparisons)
-
-
-def _check_labels(name: str, config: DenoiserConfig) -> None:
-    if config.class_embed_type is not None:
-        raise InputError(f"{name}: verify cannot make labels for class_embed_type {config.class_embed_type}")
 
 
 class Reference:

@@ -165,7 +165,7 @@ def encoded_prompts(pipe: "TextToImagePipeline") -> dict[str, Any]:
     """Return arguments of a U-Net call: an encoded prompt and an encoded negative prompt."""
     import torch
 
-    given = random_prompt(pipe.denoiser, 2)
+    given = random_prompt(pipe.denoiser.config, 2, pipe.device)
     if not pipe.encoders.models:
         return given
     encoded = [pipe.encoders.encode([text] * len(pipe.encoders.models)) for text in (PROMPT, NEGATIVE)]
@@ -208,7 +208,7 @@ def _prompts(pipe: "TextToImagePipeline") -> dict[str, Any]:
     """Return arguments of a pipeline call: a prompt and a negative prompt, as embeddings without text encoders."""
     if pipe.encoders.models:
         return {"prompt": PROMPT, "negative_prompt": NEGATIVE}
-    given = random_prompt(pipe.denoiser, 2)
+    given = random_prompt(pipe.denoiser.config, 2, pipe.device)
     text, pooled = given["encoder_hidden_states"], given["added_cond_kwargs"]["text_embeds"]
     embeds = {"prompt_embeds": text[:1], "negative_prompt_embeds": text[1:]}
     return embeds | {"pooled_prompt_embeds": pooled[:1], "negative_pooled_prompt_embeds": pooled[1:]}

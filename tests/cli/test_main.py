@@ -73,6 +73,7 @@ UNSAYABLE = {
     "folder": ["status", "a\ud800"],
     "file": ["info", "a\ud800"],
     "model": ["verify", "a\ud800"],
+    "json": ["bench", "emoji64", "--json", "a\ud800"],
     "command": ["a\ud800"],
     "NUL": ["sample", "-o", "a\0"],
 }

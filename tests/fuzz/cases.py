@@ -154,6 +154,7 @@ FLAGS = {  # by command
     "info": ["--json", "--nothing"],
     "models": ["", "--nothing"],
     "verify": ["--steps", "--json", "--variant", "--revision", "--device"],
+    "bench": ["--batch-size", "--height", "--width", "--dtype", "--precision", "--variant", "--revision", "--device"],
     "explain": ["--label", "--batch-size", "--json", "--scheduler", "--horizon"],
 }
 ALONE = ("--overwrite", "--resume", "--json")
@@ -181,12 +182,12 @@ FITTING = {  # values that a planner accepts, or almost
 }
 PNG_CALLS = {("command", "from"), ("command", "info"), ("page", "upload")}
 FOLDER_CALLS = [
-    *(("command", what) for what in ("sample", "sample", "models", "verify")),
+    *(("command", what) for what in ("sample", "sample", "models", "verify", "bench")),
     *(("library", what) for what in ("pipeline", "model", "config", "scheduler")),
     *(("page", what) for what in ("generate", "models")),
 ]
 PROMPT_CALLS = [
-    *(("command", what) for what in ("sample", "sample", "models", "verify")),
+    *(("command", what) for what in ("sample", "sample", "models", "verify", "bench")),
     *(("library", what) for what in ("pipeline", "pipeline", "parts")),
     *(("page", what) for what in ("generate", "models")),
 ]
@@ -300,7 +301,7 @@ def png_cases(draw: st.DrawFn) -> Case:
 @st.composite
 def command_cases(draw: st.DrawFn) -> Case:
     """Sound folders with unsound command lines."""
-    what = draw(st.sampled_from([*["sample"] * 12, "models", "models", "verify", "explain"]))
+    what = draw(st.sampled_from([*["sample"] * 12, "models", "models", "verify", "explain", "bench"]))
     return Case(draw(st.sampled_from(sorted(folders.KINDS))), (), "command", what, draw(_flags(what, 3)))
 
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "--version": 0,
     "sample --help": 0,
     "verify --help": 0,
+    "bench --help": 0,
     "doctor --help": 0,
     "tune --help": 0,
     "bulk --help": 0,
@@ -50,6 +51,7 @@ COMMANDS = {
     "status no-such": 2,
     "doctor no-such": 2,
     "verify emoji64 --steps 1001": 2,
+    "bench emoji64 --steps 0": 2,
     "tune no-such-workload": 2,
 }
 # `import fastdiff`, then `python -m fastdiff` for each command. Prints the exit code, stderr and the modules so far.

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from fastdiff.execution import temporaries
 from fastdiff.requests import png
-from fastdiff.runs import temporaries
 from fastdiff.ui.parts.request import Limits
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")]

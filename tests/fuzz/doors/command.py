@@ -65,6 +65,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "info": lambda folder: ["info", str(folder / PNG_NAME)],
     "models": lambda folder: ["models", str(folder)],
     "verify": lambda folder: ["verify", str(folder), "--steps", "2", "--device", "cpu"],
+    "bench": lambda folder: ["bench", str(folder), "--steps", "1", "--no-compile", "--device", "cpu"],
     "explain": lambda folder: [
         *("sample", "-m", str(folder), "--explain", "--steps", "1", "--device", "cpu"),
         *_prompt(folder),

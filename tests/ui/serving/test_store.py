@@ -9,7 +9,7 @@ import pytest
 from gradio_client import Client
 
 from fastdiff.errors import InputError
-from fastdiff.runs import temporaries
+from fastdiff.execution import temporaries
 from fastdiff.ui.history_tab import PAGE_SIZE
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.server import remove_abandoned, serving

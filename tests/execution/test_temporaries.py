@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from fastdiff.runs import temporaries
+from fastdiff.execution import temporaries
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is removed without locks")
 
 HOLD = """if True:
     import sys
     from pathlib import Path
-    from fastdiff.runs import temporaries
+    from fastdiff.execution import temporaries
     with temporaries.holding(Path(sys.argv[1]), b"data") as path:
         print(path.name, flush=True)
         sys.stdin.readline()
