@@ -109,12 +109,8 @@ def shown(value: Any, digits: int = 3) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     rounded = float(f"{value:.{digits}g}")
-    return f"{rounded:,.{_decimals(rounded, digits)}f}"
-
-
-def _decimals(value: float, digits: int) -> int:
-    """Return the decimals that show so many significant digits of a number."""
-    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded))) if rounded else 0
+    return f"{rounded:,.{max(0, decimals)}f}"
 
 
 def _line(cells: Sequence[str]) -> str:

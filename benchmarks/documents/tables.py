@@ -235,16 +235,6 @@ TABLES: dict[str, Table] = {
         {name: MODELS[name] for name in ("sdxl_b2", "sd15_b16", "dit_b2", "dit_b32", "ddpm256_b8")},
         "model, batch",
     ),
-    "precision-pictures": Table(
-        "precision_pictures",
-        [
-            Column("predictions, bfloat16", of("predictions_bfloat16")),
-            Column("predictions, 8 bits", of("predictions")),
-            Column("pictures, bfloat16", of("pictures_bfloat16")),
-            Column("pictures, 8 bits", of("pictures")),
-        ],
-        first="model, weights",
-    ),
     "bulk": Table(
         "bulk",
         [

@@ -1,4 +1,4 @@
-"""What 8-bit weights cost in pictures: errors of the bundled models against float32, in bfloat16 and in 8 bits.
+"""The cost of 8-bit weights in pictures: errors of the bundled models against float32, in bfloat16 and in 8 bits.
 
     python benchmarks/models/bench_precision_pictures.py [--save [DIR]]
 

@@ -148,8 +148,8 @@ def noise(config: DenoiserConfig, count: int, size: tuple[int, int] | None = Non
     """
     import torch
 
-    size = (size or config.usual_size)[-len(config.AXES) :]
-    return torch.randn(count, config.sample_channels, *size, generator=torch.Generator().manual_seed(SEED))
+    sides = (size or config.usual_size)[-len(config.AXES) :]
+    return torch.randn(count, config.sample_channels, *sides, generator=torch.Generator().manual_seed(SEED))
 
 
 def compare(what: str, ours: "Tensor", theirs: "Tensor", tolerance: float) -> Comparison:

@@ -188,10 +188,8 @@ class Bench:
     def _surroundings(self, names: list[str]) -> Iterator[None]:
         """Let cuDNN choose its fastest algorithms, without TF32. Kernels and compiled code start with empty caches."""
         device, cudnn = self.how.device, torch.backends.cudnn
-        before = cudnn.benchmark, cudnn.allow_tf32
         with contextlib.ExitStack() as stack:
-            stack.callback(lambda: (setattr(cudnn, "benchmark", before[0]), setattr(cudnn, "allow_tf32", before[1])))
-            cudnn.benchmark, cudnn.allow_tf32 = True, False
+            stack.enter_context(cudnn.flags(enabled=cudnn.enabled, benchmark=True, allow_tf32=False))
             if device.type == "cuda":
                 stack.enter_context(torch.cuda.device(device))
             if device.type == "cuda" or COMPILED in names:

@@ -152,7 +152,7 @@ def test_out_of_memory_for_the_noise_is_one_line(unet, monkeypatch):
 
 def test_pictures_of_more_channels_than_a_png_has_are_refused_at_once():
     pipe = LabelPipeline(UNet2DModel.from_config(TINY | {"in_channels": 5, "out_channels": 5}), DDIMScheduler())
-    with pytest.raises(InputError, match="pictures have 5 channels, .*; use output_type np or pt"):
+    with pytest.raises(InputError, match=r"pictures have 5 channels, .*; use output_type np or pt"):
         pipe.stream(num_inference_steps=1)
     assert pipe(num_inference_steps=1, num_images=1, output_type="np").images.shape == (1, 8, 8, 5)
 

@@ -77,9 +77,11 @@ def test_rows_of_several_versions_are_joined(saved):
         (26.85, "26.9"),
         (1234.5, "1,230"),
         (12, "12"),
-        (0.0, "0.00"),
-    ]
-    + [(0.00746, "0.00746"), (None, ""), ("text", "text")],
+        (0.0, "0"),
+        (0.00746, "0.00746"),
+        (None, ""),
+        ("text", "text"),
+    ],
 )
 def test_numbers_have_three_significant_digits(value, text):
     assert shown(value) == text
