@@ -188,8 +188,10 @@ class Bench:
     def _surroundings(self, names: list[str]) -> Iterator[None]:
         """Let cuDNN choose its fastest algorithms, without TF32. Kernels and compiled code start with empty caches."""
         device, cudnn = self.how.device, torch.backends.cudnn
+        before = cudnn.benchmark, cudnn.allow_tf32
         with contextlib.ExitStack() as stack:
-            stack.enter_context(cudnn.flags(enabled=cudnn.enabled, benchmark=True, allow_tf32=False))
+            stack.callback(_set_cudnn, *before)
+            _set_cudnn(benchmark=True, allow_tf32=False)
             if device.type == "cuda":
                 stack.enter_context(torch.cuda.device(device))
             if device.type == "cuda" or COMPILED in names:
@@ -249,3 +251,8 @@ def _empty_caches() -> Iterator[None]:
             for name, value in before.items():
                 os.environ.pop(name)
                 os.environ.update({} if value is None else {name: value})
+
+
+def _set_cudnn(benchmark: bool, allow_tf32: bool) -> None:
+    torch.backends.cudnn.benchmark = benchmark
+    torch.backends.cudnn.allow_tf32 = allow_tf32

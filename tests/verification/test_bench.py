@@ -147,7 +147,7 @@ REFUSED = {
     "batch-size": (["emoji64", "-b", "0"], "argument -b/--batch-size: 0 is not a whole number of at least 1"),
     "huge-batch": (["emoji64", "-b", "9" * 30], f"batch-size: {'9' * 30} is not a whole number from 1 to 50000"),
     "steps": (["emoji64", "--steps", "9" * 30], f"steps: {'9' * 30} is not a whole number from 1 to 100000"),
-    "height": (["emoji64", "--height", "63"], "height 63, width 64: this model draws multiples of 8"),
+    "height": (["emoji64", "--height", "63"], "height 63, width 64: both must be multiples of 8"),
     "dtype": (["emoji64", "--dtype", "float8"], "argument --dtype: invalid choice: 'float8'"),
     "device": (["emoji64", "--device", "tpu"], "argument --device: tpu is not auto, cpu, cuda or cuda:1"),
     "folder": (["emoji64", "--json", "."], ". is a folder; choose another file with --json"),

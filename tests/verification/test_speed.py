@@ -233,6 +233,7 @@ def test_the_memory_of_each_peer_on_a_gpu(tiny):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # by inductor
 def test_a_compiled_peer(tiny, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(speed, "SECONDS", 1e-4)
