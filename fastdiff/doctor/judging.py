@@ -1,4 +1,4 @@
-"""Check an sm_90 plan: its errors and its bits, compared with the kernel for all cards.
+"""Check an sm_90 plan: its errors and its bits, compared with the generic kernel.
 
 The truth is the reference in float64. The kernel tests use the same error bound (CONTRIBUTING.md, rule 6). `checking`
 runs `python -m fastdiff.doctor.judging` as its child process.
@@ -51,7 +51,7 @@ def _judge(trial: Trial) -> None:
     if not _equal(alone, [each[-1:] for each in ours[0]]):
         raise WrongError(f"a picture in {dtype_of(alone[0])} has different bits alone and in a batch")
     if trial.operation not in (attention, conv2d) and not _equal(ours[0], twins):
-        raise WrongError(f"its bits in {dtype_of(ours[0][0])} differ from the kernel for all cards")
+        raise WrongError(f"its bits in {dtype_of(ours[0][0])} differ from the generic kernel")
 
 
 def error_of(actual: Tensor, twin: Tensor, truth: Tensor) -> str | None:
@@ -62,7 +62,7 @@ def error_of(actual: Tensor, twin: Tensor, truth: Tensor) -> str | None:
 
     Args:
         actual: the output of the plan.
-        twin: the output of the kernel for all cards in the same dtype, a 16-bit one.
+        twin: the output of the generic kernel in the same dtype, a 16-bit one.
         truth: the output in float64.
     """
     eps, cap = torch.finfo(actual.dtype).eps, CAPS[actual.dtype] * truth.abs().max()
@@ -70,12 +70,12 @@ def error_of(actual: Tensor, twin: Tensor, truth: Tensor) -> str | None:
     if not error.isfinite().all():
         return "some elements are NaN or infinite, or were not written"
     if (error - ulp).max() > 2 * twins_error.max():
-        return f"the error is {error.max():.3g}; the kernel for all cards has {twins_error.max():.3g}"
+        return f"the error is {error.max():.3g}; the generic kernel has {twins_error.max():.3g}"
     if error.max() > cap:
         return f"the error is {error.max():.3g}, above the allowed {cap:.3g}"
     rms, twins_rms, ulps = (each.square().mean().sqrt() for each in (error, twins_error, ulp))
     if rms > 1.5 * twins_rms + ulps / 2:
-        return f"the RMS error is {rms:.3g}; the kernel for all cards has {twins_rms:.3g}"
+        return f"the RMS error is {rms:.3g}; the generic kernel has {twins_rms:.3g}"
     return None
 
 

@@ -10,7 +10,7 @@ from fastdiff.kernels.plans.tuning import current
 
 
 def findings(machine: Machine) -> list[Finding]:
-    """Return findings about the kernels for all cards, fp8 products, and the fast kernels for sm_90."""
+    """Return findings about the generic kernels, fp8 products, and the fast kernels for sm_90."""
     if machine.platform != "CUDA":
         return [Finding("kernels", "off: they need a CUDA card and Triton", values={"on": False})]
     device = machine.device

@@ -5,7 +5,7 @@ The ways to run an operation are::
     reference  torch functions, where none of our kernels can run or take the arguments
     library    torch's library, where it was measured faster; for `linear` with RMSNorm, two launches
     hopper     a kernel for sm_90 only, launched by a plan: the kernel and its tiles for some shapes
-    kernel     the Triton kernel for all cards, where no row says otherwise
+    kernel     the generic Triton kernel, where no row says otherwise
 
 A row matches calls with its `facts`. The first row that matches, and whose way has no obstacle, decides. Other rows
 ("weight", "convolution", "conv2d tile" and so on) say how a weight is loaded, which torch functions a reference uses
@@ -152,7 +152,7 @@ def product_plan(operation: str, channels: int, rows: int, *, residual: bool, fo
 def _products(
     operation: str, channels: int, rows: int, formats: str, *, residual: bool = False, measured: str = UNSAVED
 ) -> Iterator[Choice]:
-    """Yield the rows for products with a weight in these formats; the kernel for all cards gives the same bits."""
+    """Yield the rows for products with a weight in these formats; the generic kernel gives the same bits."""
     for format in (None if name == "16" else name for name in formats.split()):
         facts = {"channels": channels, "rows": rows, "residual": residual, "format": format, "bits": 16}
         facts |= {"gate": False, "norm": False, "fills_card": True}

@@ -58,7 +58,7 @@ REGISTERS = {1: 0, 2: 240, 3: 160}
 
 def obstacle(plan: AttentionPlan, heads: int, q: Tensor, k: Tensor, v: Tensor) -> str | None:
     """Return why the plan's kernel cannot take these tensors; None if it can."""
-    if isinstance(plan.tiles, FewKeys):  # other strides were not tried; the Triton kernel for all cards failed on some
+    if isinstance(plan.tiles, FewKeys):  # other strides were not tried; the generic Triton kernel failed on some
         aligned = all(tensor.stride(1) % 16 == 0 for tensor in (q, k, v))
         near = q.shape[1] * q.stride(1) < 2**31  # offsets within a picture are 32-bit
         return None if aligned and near else "rows are not aligned to 16 channels, or are too far apart"

@@ -32,7 +32,7 @@ WIDTHS = {
 # its own tile, and runs its epilogue while the other multiplies: on one H200, in 0.87 to 1.03 of the time.
 OWN, FEWEST_OWN = (128, 0), 4
 # The kernel needs more tiles of this many output channels than programs. Fewer tiles would wait for one product after
-# another, so they are left to the kernel for all cards, which runs several programs on a multiprocessor.
+# another, so they are left to the generic kernel, which runs several programs on a multiprocessor.
 NARROW = {False: 80, True: 64}
 
 
@@ -66,7 +66,7 @@ class ProductTiles(NamedTuple):
 
 
 def fills(tokens: int, out_channels: int, programs: int, *, dual: bool = False) -> bool:
-    """Whether the tiles of an output keep all programs busy. If not, the kernel for all cards runs."""
+    """Whether the tiles of an output keep all programs busy. If not, the generic kernel runs."""
     return -(-tokens // TOKENS) * -(-out_channels // NARROW[dual]) > programs
 
 

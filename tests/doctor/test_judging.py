@@ -62,10 +62,10 @@ doubled = Operation("doubled", Doubled)
     [
         ("", None),
         ("unwritten", "in bfloat16 some elements are NaN or infinite, or were not written"),
-        ("wrong", "in bfloat16 the error is 1; the kernel for all cards has 0"),
+        ("wrong", "in bfloat16 the error is 1; the generic kernel has 0"),
         ("moves", "its bits in bfloat16 change from run to run"),
         ("batch", "a picture in bfloat16 has different bits alone and in a batch"),
-        ("bits", "its bits in bfloat16 differ from the kernel for all cards"),
+        ("bits", "its bits in bfloat16 differ from the generic kernel"),
     ],
 )
 def test_each_fault_is_found(monkeypatch, fault, said):
@@ -91,8 +91,8 @@ TRUTH = 1 + ULP * torch.arange(64, dtype=torch.float64)
     ("error", "twins_error", "wrong", "said"),
     [
         pytest.param(ULP / 2, 0.0, 1, None, id="within-an-ulp"),
-        pytest.param(ULP / 2, 0.0, 64, "the RMS error is 0.00781; the kernel for all cards has 0", id="rms"),
-        pytest.param(3 * ULP, ULP, 1, "the error is 0.0469; the kernel for all cards has 0.0156", id="over-twice"),
+        pytest.param(ULP / 2, 0.0, 64, "the RMS error is 0.00781; the generic kernel has 0", id="rms"),
+        pytest.param(3 * ULP, ULP, 1, "the error is 0.0469; the generic kernel has 0.0156", id="over-twice"),
         pytest.param(ULP, ULP, 64, None, id="as-the-other"),
         pytest.param(3 * ULP, 3 * ULP, 64, "the error is 0.0469, above the allowed 0.0318", id="cap"),
         pytest.param(float("nan"), 1.0, 1, "some elements are NaN or infinite, or were not written", id="nan"),

@@ -217,7 +217,7 @@ def assert_accurate(exact_matmuls):
 def assert_hopper(assert_accurate):
     """Return `check(operation, by_torch, x, *rest)` for the operation's sm_90 kernel.
 
-    It checks that the kernel is accurate and has the bits of the kernel for all cards: in every repeat, alone, and
+    It checks that the kernel is accurate and has the bits of the generic kernel: in every repeat, alone, and
     beside NaN. It skips the test where the sm_90 kernel is not launched.
     """
 

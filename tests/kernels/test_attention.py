@@ -164,7 +164,7 @@ def test_few_keys_stay_on_chip(on_hopper, draw, dot_dtype, assert_accurate, shap
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("shape", HOPPER_SHAPES.values(), ids=HOPPER_SHAPES)
 def test_accurate_on_hopper(on_hopper, draw, dtype, assert_accurate, shape):
-    """Compared with the truth, torch and the kernel for all cards."""
+    """Compared with the truth, torch and the generic kernel."""
     q, k, v = draw(*shape, dtype)
     heads = shape[3]
     y = on_hopper(q, k, v, heads=heads)[:, -LAST:]

@@ -1,4 +1,4 @@
-"""The sm_90 convolution on a card, compared with torch, float64 and the kernel for all cards; and its bits.
+"""The sm_90 convolution on a card, compared with torch, float64 and the generic kernel; and its bits.
 
 tests/kernels/plans/test_hopper_conv2d.py has the tests that need no card.
 """

@@ -177,7 +177,7 @@ HOPPER_CASES = {
 @pytest.mark.parametrize("case", HOPPER_CASES.values(), ids=HOPPER_CASES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_on_hopper(case, dtype, device, assert_accurate):
-    """The kernel is accurate, and has the bits of the kernel for all cards: in every repeat, alone, and beside NaN."""
+    """The kernel is accurate, and has the bits of the generic kernel: in every repeat, alone, and beside NaN."""
     args, options = case.inputs(dtype, device)
     reason = hopper_obstacle(LinearCall(*args, **options))
     if reason is not None:

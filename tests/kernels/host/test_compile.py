@@ -23,7 +23,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter has no compiler", allow_module_level=True)
 
 ALL = CASES | {f"{name}-fp8": call for name, call in FP8_CASES.items()}
-# Every kernel for all cards, in at most a second each.
+# Every generic kernel, in at most a second each.
 QUICK = {
     "conv2d-N2-C36-H7-odd-int8",
     "conv2d-N1-C1024-H8-spread-chunks-int8",

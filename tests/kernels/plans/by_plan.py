@@ -6,7 +6,7 @@ from fastdiff.kernels.plans.dispatch import Operation
 
 
 def by_plan(operation: Operation, *args: Any, **options: Any) -> Any:
-    """Run a call by the sm_90 kernel, but a product with too few tokens by the kernel for all cards, as `decide` does.
+    """Run a call by the sm_90 kernel, but a product with too few tokens by the generic kernel, as `decide` does.
 
     No plan runs a product that leaves programs without a tile.
     """

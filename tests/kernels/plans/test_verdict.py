@@ -47,7 +47,7 @@ def content(passed=PLANS, failed=(), **others):
 
 @dataclass(frozen=True, eq=False)
 class Thirds(Call):
-    """x / 3. The sm_90 kernel rounds differently from the kernel for all cards."""
+    """x / 3. The sm_90 kernel rounds differently from the generic kernel."""
 
     name = "thirds"
 

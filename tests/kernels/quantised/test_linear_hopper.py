@@ -1,4 +1,4 @@
-"""Products with 8-bit weights on the sm_90 kernel: the bits of the kernel for all cards, and the cost of quantisation.
+"""Products with 8-bit weights on the sm_90 kernel: the bits of the generic kernel, and the cost of quantisation.
 
 tests/kernels/plans/test_hopper_transformers.py has the tests that need no card.
 """
@@ -72,7 +72,7 @@ def skip_if_not_launched(operation: Operation, *args, **options) -> None:
 
 
 def assert_bits(run, x, residual=None) -> torch.Tensor:
-    """Assert that `run(way, x, residual)` has the bits of the kernel for all cards, and return its output.
+    """Assert that `run(way, x, residual)` has the bits of the generic kernel, and return its output.
 
     In every repeat and place in the batch, alone and beside NaN.
     """
