@@ -30,8 +30,8 @@ from fastdiff.kernels.plans.conv2d_tiles import TILES, WIDE_TILE, ConvTile
 from fastdiff.kernels.plans.hopper_attention import AttentionPlan, AttentionTiles, FewKeys
 
 CPU, SM_90, ANY_CARD = "cpu", "sm_90", ""
-# The source of a row: a file in benchmarks/results, or one of these. PAGE: the numbers are only in docs/kernels.md.
-PAGE, UNSAVED, CHOSEN = "docs/kernels.md", "measured, not saved", "chosen, not measured"
+# The source of a row: a file in benchmarks/results, or one of these.
+UNSAVED, CHOSEN = "measured, not saved", "chosen, not measured"
 
 
 class Choice(NamedTuple):
@@ -128,7 +128,7 @@ def _convolutions(
     """Yield the rows for 3x3 convolutions with a weight in these formats.
 
     A picture's bits may not depend on its batch, so a row is for all batches: over the measured batches the plan was
-    faster. docs/kernels.md says where it is a little slower.
+    faster on the whole, and may be a little slower in one of them.
 
     Args:
         shortcuts: the formats with a row for an added 1x1 shortcut.
@@ -170,7 +170,7 @@ def _products_by_library(channels: int, rows: int, tokens: int) -> Choice:
     facts |= {"dtype": torch.bfloat16, "format": None, "activation": None}
     facts |= {"gate": False, "residual": False, "norm": False}
     why = "{channels} to {rows} channels: torch's library is faster on sm_90"
-    return Choice("linear", SM_90, facts, "library", PAGE, why=why)
+    return Choice("linear", SM_90, facts, "library", UNSAVED, why=why)
 
 
 def _tile(side: int, channels: int, out_channels: int, pictures: int, tile: ConvTile) -> Choice:
@@ -215,7 +215,7 @@ CHOICES = ChoiceTable((
     *_convolutions("same", 65536, 128, "16 fp8 int8", "16 fp8"),
     *_convolutions("same", 65536, 256, "16 fp8 int8"),
     *_convolutions("same", 16384, 128, "16 int8", "16"),
-    *_convolutions("same", 16384, 256, "16", measured=PAGE),
+    *_convolutions("same", 16384, 256, "16", measured="tritons.json"),
     *_convolutions("same", 16384, 512, "16 fp8 int8", "16 fp8"),
     *_convolutions("same", 16384, MORE, "16 fp8 int8"),
     *_convolutions("same", 4096, 128, "16", "16"),
@@ -258,17 +258,17 @@ CHOICES = ChoiceTable((
     *_products("linear", 1280, 320, "16 fp8 int8", residual=True),
     *_products("linear", 1280, 1280, "16 fp8 int8"),
     *_products("linear", 1280, 3840, "16 fp8"),
-    *_products("linear", 2048, 166400, "16", measured=PAGE),
+    *_products("linear", 2048, 166400, "16"),
     *_products("linear", 2560, 640, "16 fp8 int8", residual=True),
     *_products("linear", 4608, 1152, "16 fp8 int8", measured="linear.json"),
     *_products("linear", 5120, 1280, "16 fp8 int8", residual=True),
     *_products("geglu", 320, 2560, "16 int8"),
     *_products("geglu", 640, 5120, "16 fp8 int8"),
-    *_products("geglu", 1280, 10240, "16 fp8 int8", measured=PAGE),
+    *_products("geglu", 1280, 10240, "16 fp8 int8", measured="tritons.json"),
 
     # With an int8 operand in registers, Triton 3.6 gave NaN for some U-Nets on sm_90, and ptxas serialised many
     # products: a forward took 1.3 to 2.7 times as long as in bfloat16.
-    Choice("weight", SM_90, {"format": "int8", "bits": 16}, "from_int8", PAGE),
+    Choice("weight", SM_90, {"format": "int8", "bits": 16}, "from_int8", UNSAVED),
 
     _tile(128, 320, 320, 2, TILES[1]),
     _tile(64, 256, 256, 7, TILES[1]),
