@@ -32,6 +32,7 @@ def places() -> dict[str, tuple[str, ...]]:
         "kernels.hopper": ("kernels/device/hopper/",),
         "kernels.plans": ("kernels/plans/",),
         "training": ("training/",),
+        "documents": ("benchmarks/documents/", "benchmarks/harness/code.py"),
         "sampler_names": ("fastdiff/sampler_names.py", "fastdiff/__init__.py"),
     }
 
