@@ -42,5 +42,6 @@ def test_a_command_draws(command, tmp_path):
     drawn = sorted((tmp_path / "outputs").glob("*.png"))
     assert drawn
     if "--steps" in command:
-        settings = [Image.open(path).info["parameters"] for path in drawn]
-        assert all("Steps: 50," in each for each in settings)
+        for path in drawn:
+            with Image.open(path) as picture:
+                assert "Steps: 50," in picture.info["parameters"]
