@@ -54,12 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeviceLostError as error:
         code = _fail(error, 1)
         if argv is None:
-            streams.drop_unwritten()
+            streams.drop_unwritten(sys.stdout)
             os._exit(code)  # Python's shutdown would free the GPU's memory: each free fails, or hangs
     except KeyboardInterrupt:
         streams.say("interrupted")
         code = EXIT_CODE
-    streams.drop_unwritten()
+    streams.drop_unwritten(sys.stdout)
     return code
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+from typing import TextIO
 
 from fastdiff.errors import InputError
 
@@ -33,18 +34,19 @@ def require_stdout() -> None:
         raise InputError("stdout is closed, so the output would be lost; leave out >&-, or redirect it with > FILE")
 
 
-def drop_unwritten() -> None:
-    """Drop stdout's buffer if it cannot be written: Python would try again at exit and print an error."""
+def drop_unwritten(stream: TextIO) -> None:
+    """Drop a stream's buffer if it cannot be written: Python would try again at exit, and exit with another code."""
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def say(message: str) -> None:
-    """Print a line on stderr. Ignore errors, as stderr may have no reader."""
+    """Print a line on stderr. Ignore errors, as stderr may be full or have no reader."""
     with contextlib.suppress(OSError):
-        print(f"fastdiff: {message}", file=sys.stderr, flush=True)
+        print(f"fastdiff: {message}", file=sys.stderr)
+    drop_unwritten(sys.stderr)
 
 
 def printable(text: str) -> str:

@@ -64,8 +64,9 @@ def test_a_full_stdout_is_one_line(shell):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_errors_that_cannot_be_printed_keep_their_exit_code(shell):
-    assert shell("models emoji65", "2>/dev/full").returncode == 2
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_errors_that_cannot_be_printed_keep_their_exit_code(shell, unbuffered):
+    assert shell("models emoji65", "2>/dev/full", before=f"PYTHONUNBUFFERED={unbuffered}").returncode == 2
 
 
 @pytest.mark.parametrize("args", ["models", DRAW, "info x.png"])
