@@ -240,8 +240,8 @@ TABLES: dict[str, Table] = {
         [
             Column("pictures/s", of("pictures_s")),
             Column("GPU busy", percent("busy")),
-            Column("first picture, s", of("first_s")),
-            Column("of two cards' rate", percent("of_linear")),
+            Column("first shard, s", of("first_s")),
+            Column("of twice one card", percent("of_linear")),
         ],
         first="model, way, cards",
     ),
