@@ -21,14 +21,12 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a table is out of date")
     check = parser.parse_args().check
-    outdated = [path for path, text in written() if text != path.read_text()]
-    for path, text in written():
-        if path in outdated and not check:
+    outdated = {path: text for path, text in written() if text != path.read_text()}
+    for path, text in outdated.items():
+        if not check:
             path.write_text(text)
-    for path in outdated:
-        print(
-            f"{path.relative_to(ROOT)}: {'out of date; run python benchmarks/write_tables.py' if check else 'written'}"
-        )
+        done = "out of date; run python benchmarks/write_tables.py" if check else "written"
+        print(f"{path.relative_to(ROOT)}: {done}")
     return int(check and bool(outdated))
 
 

@@ -119,15 +119,11 @@ def _line(cells: Sequence[str]) -> str:
 
 def origins(rows: Sequence[Row], stale: bool) -> list[str]:
     """Return the lines that say where the rows were measured, and what the mark of a stale row means."""
-    machines = sorted({(row["gpu"], row["torch"], row["triton"], row["diffusers"]) for row in rows})
-    commits = {machine: sorted({row["commit"] for row in rows if _machine(row) == machine}) for machine in machines}
+    commits: dict[tuple[str, ...], set[str]] = {}
+    for row in rows:
+        commits.setdefault((row["gpu"], row["torch"], row["triton"], row["diffusers"]), set()).add(row["commit"])
     lines = [
-        f"*{gpu}, torch {torch}, Triton {triton}, diffusers {diffusers}, commit {', '.join(commits[machine])}.*"
-        for machine in machines
-        for gpu, torch, triton, diffusers in [machine]
+        f"*{gpu}, torch {torch}, Triton {triton}, diffusers {diffusers}, commit {', '.join(sorted(found))}.*"
+        for (gpu, torch, triton, diffusers), found in sorted(commits.items())
     ]
     return [*lines, *([f"*{STALE} The kernel code has changed since this row was measured.*"] if stale else [])]
-
-
-def _machine(row: Row) -> tuple[str, str, str, str]:
-    return row["gpu"], row["torch"], row["triton"], row["diffusers"]

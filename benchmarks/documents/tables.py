@@ -1,5 +1,6 @@
 """Every table of the documents, by the name in its markers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.documents.table import Cell, Column, Table
@@ -88,40 +89,27 @@ def operation(source: str, *who: str, extra: tuple[Column, ...] = (TFLOPS, SHARE
     return Table(source, [*times("ms", *who, factor=US), *extra], **options)
 
 
+def forwards(drawn: str, labels: Mapping[str, str], first: str) -> Table:
+    """Return the table of whole models: a forward, what is `drawn` per second, and the errors."""
+    rates = [Column(f"{drawn}/s, {HEADINGS[who]}", of(f"{who}_{drawn}_s")) for who in PEERS]
+    errors = [Column("error", error("max_abs_err")), Column("eager's error", error("eager_err"))]
+    return Table("models", [*times("ms", *PEERS), *rates, *errors], labels, first)
+
+
 def gigabytes(key: str) -> Cell:
     return of(key, 1e-9)
 
 
 TABLES: dict[str, Table] = {
     "speed": Table("models", times("ms", *PEERS), {name: MODELS[name] for name in SHORT}, "model, batch"),
-    "models": Table(
-        "models",
-        [
-            *times("ms", *PEERS),
-            *(Column(f"pictures/s, {HEADINGS[who]}", of(f"{who}_pictures_s")) for who in PEERS),
-            Column("error", error("max_abs_err")),
-            Column("eager's error", error("eager_err")),
-        ],
-        MODELS,
-        "model, batch",
-    ),
+    "models": forwards("pictures", MODELS, "model, batch"),
     "vae": Table(
         "autoencoder",
         [*times("ms", *PEERS), Column("error", error("max_abs_err")), Column("eager's error", error("eager_err"))],
         VAES,
         "decoded picture, batch",
     ),
-    "planners": Table(
-        "models",
-        [
-            *times("ms", *PEERS),
-            *(Column(f"plans/s, {HEADINGS[who]}", of(f"{who}_plans_s")) for who in PEERS),
-            Column("error", error("max_abs_err")),
-            Column("eager's error", error("eager_err")),
-        ],
-        PLANNERS,
-        "policy, batch",
-    ),
+    "planners": forwards("plans", PLANNERS, "policy, batch"),
     "aims": Table(
         "models",
         [
