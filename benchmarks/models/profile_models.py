@@ -4,7 +4,7 @@
 
 `replay_us` is a replay's time without the profiler, and `profiled_us` is the time from the start of its first kernel to
 the end of its last under the profiler. The classes are convolutions (including a norm in their epilogue), norms,
-attention, products (linear layers, including those of the time and class embedding) and others (embeddings, activations
+attention, products (linear layers, also in the time and class embedding) and others (embeddings, activations
 and copies). A class counts a kernel from start to end. A kernel may start before its producer has ended and wait for
 it, so kernels can overlap:
 

@@ -73,7 +73,7 @@ def new_shapes(draw: Draw, shape: Sequence[int]) -> dict[str, float]:
 
 
 def first_cost(draw: Draw, **options: int) -> float:
-    """Return the seconds of the first call minus those of the third."""
+    """Return how many seconds longer the first call takes than the third."""
     first, _, third = (seconds_of(draw, num_inference_steps=CHECK_STEPS, **options) for _ in range(3))
     return first - third
 

@@ -56,7 +56,7 @@ def scheduler_names() -> str:
 
 
 def fields_of(kind: type) -> dict[str, tuple[str, str]]:
-    """Return the default and the comment of each field of a class, those of its base classes first."""
+    """Return the default and the comment of each field of a class. Fields of its base classes come first."""
     found: dict[str, tuple[str, str]] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.startswith("fastdiff."):
