@@ -6,21 +6,19 @@ device.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.device.denoise import COLUMNS, denoise_kernel
+from fastdiff.kernels.device.denoise import COLUMNS, EARLIER, denoise_kernel
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.launching import launch
 from fastdiff.kernels.host.philox import philox_normal
 from fastdiff.kernels.plans.dispatch import Operation
-
-EARLIER = 4  # tensors kept by earlier calls: s, h1, h2 and h3
 
 VARIANCES = ("fixed", "learned", "learned_range")
 BLOCK = 512  # elements per program; chosen, not measured
@@ -30,7 +28,6 @@ BLOCK = 512  # elements per program; chosen, not measured
 class StepOptions:
     """The options shared by all steps of a run."""
 
-    clip_range: float | None = None  # x0 is clamped to [-clip_range, clip_range]
     threshold_ratio: float | None = None  # x0 is scaled by this quantile of |x0| over the picture instead of clamped
     threshold_max: float = 1.0  # upper bound of that quantile
     variance: str = "fixed"  # one of VARIANCES; the second half of the model output's channels holds a learned one
@@ -38,8 +35,6 @@ class StepOptions:
     def __post_init__(self) -> None:
         if self.variance not in VARIANCES:
             raise ValueError(f"variance is {self.variance!r}; use one of {', '.join(VARIANCES)}")
-        if self.clip_range is not None and self.threshold_ratio is not None:
-            raise ValueError("clip_range and threshold_ratio exclude each other; leave one of them None")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,17 +46,20 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
     Args:
         model_output: (N, ..., C) of any float dtype, or (N, ..., 2C) if `options` has a learned variance.
         x_t: (N, ..., C) float32; with float64 all arithmetic is float64.
-        row: (len(COLUMNS),) float32 on the same device; with `step`, the table of all rows, (steps, len(COLUMNS)).
+        row: (len(COLUMNS),) float32 on the same device; with `step`, the table of all rows, (rows, len(COLUMNS)).
         options: the `StepOptions` of the run.
         noise: (N, ..., C) of any float dtype, unit normal; or, with `step`, the pictures' seeds, (N,) int64, for the
             noise of `philox_normal`. None adds no noise, as in the last step of a chain.
         unguided: the unconditional prediction, like model_output (Ho & Salimans 2022, eq. 6).
-        guidance_scale: 1 leaves the conditional prediction unchanged.
-        step: (1,) int32 on the same device: the index of this step, read when the step runs.
-        earlier: for a multistep sampler: s, h1, h2 and h3, each like x_t; zeros for those not kept yet.
+        guidance_scale: 1 leaves the conditional prediction unchanged. A number, or (N,) float32 on the same device,
+            read when the step runs.
+        step: (N,) int32 on the same device: the row of each picture, read when the step runs.
+        earlier: (N, EARLIER, ..., C), the dtype of x_t: s, h1, h2 and h3 of each picture, zero if not kept yet. Only
+            rows whose `reads_earlier` is 1 read it.
 
     Returns:
-        x_{t-1} and x0, both (N, ..., C) in the dtype of x_t; with `earlier`, also the next call's s and h1.
+        x_{t-1} and x0, both (N, ..., C) in the dtype of x_t; with `earlier`, also the next call's `earlier`, whose
+        values are undefined for rows that do not read it.
 
     Raises:
         ValueError: an argument does not fit; the message names it.
@@ -74,9 +72,9 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
     _: KW_ONLY
     noise: Tensor | None = None
     unguided: Tensor | None = None
-    guidance_scale: float = 1.0
+    guidance_scale: float | Tensor = 1.0
     step: Tensor | None = None
-    earlier: tuple[Tensor, ...] | None = None
+    earlier: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -99,53 +97,60 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
         check("model_output", self.model_output, [output_shape])
         check("unguided", self.unguided, [output_shape])
         check("row", row, [(width,) if self.step is None else (len(row), width)], torch.float32)
-        check("step", self.step, [(1,)], torch.int32)
-        if self.earlier is not None and len(self.earlier) != EARLIER:
-            raise ValueError(f"earlier has {len(self.earlier)} tensors; give {EARLIER}: s, h1, h2 and h3")
-        for each in self.earlier or ():
-            check("earlier", each, [shape], x_t.dtype)
+        check("step", self.step, [shape[:1]], torch.int32)
+        check("earlier", self.earlier, [(*shape[:1], EARLIER, *shape[1:])], x_t.dtype)
+        if isinstance(self.guidance_scale, Tensor):
+            check("guidance_scale", self.guidance_scale, [shape[:1]], torch.float32)
         if self.seeded:
             check("noise", self.noise, [shape[:1]], torch.int64)
         else:
             check("noise", self.noise, [shape])
 
     def reference(self) -> tuple[Tensor, ...]:
-        row, noise = self.row, self.noise
-        if self.step is not None:
-            row = row.index_select(0, self.step)[0]
-            if noise is not None and self.seeded:
-                noise = philox_normal(noise, self.step.long(), self.x_t.shape[1:])
-        return self._by_row(row, noise)
+        if self.step is None:
+            return self._by_row(self.row, self.noise)
+        noise = self.noise
+        if noise is not None and self.seeded:
+            noise = philox_normal(noise, self.step.long(), self.x_t.shape[1:])
+        # the columns of each picture: (N, 1, ..., 1, len(COLUMNS))
+        rows = self.row.index_select(0, self.step).view(-1, *[1] * (self.x_t.ndim - 1), len(COLUMNS))
+        return self._by_row(rows, noise)
 
     def _by_row(self, row: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
-        """Compute the step from one row (len(COLUMNS),) and noise (N, ..., C)."""
-        c = dict(zip(COLUMNS, row.unbind(), strict=True))
+        """Compute the step from a row (..., len(COLUMNS)) for all pictures or for each, and noise (N, ..., C)."""
+        c = dict(zip(COLUMNS, row.unbind(-1), strict=True))
         x_t, options, channels = self.x_t, self.options, self.x_t.shape[-1]
         eps = self.model_output[..., :channels].to(x_t.dtype)
         if self.unguided is not None:
-            null = self.unguided[..., :channels].to(x_t.dtype)
-            eps = null + self.guidance_scale * (eps - null)
+            null, scale = self.unguided[..., :channels].to(x_t.dtype), self.guidance_scale
+            if isinstance(scale, Tensor):
+                scale = scale.view(-1, *[1] * (x_t.ndim - 1))
+            eps = null + scale * (eps - null)
 
         # in place: on the CPU a fresh large tensor costs more than the arithmetic on it
         x0 = (c["x0_x"] * x_t).add_(c["x0_m"] * eps).div_(c["x0_div"])
-        if options.clip_range is not None:
-            x0 = x0.clamp_(-options.clip_range, options.clip_range)
-        elif options.threshold_ratio is not None:
+        if options.threshold_ratio is not None:
             x0 = dynamic_threshold(x0, options.threshold_ratio, options.threshold_max)
+        else:
+            limit = torch.where(c["clip_range"] > 0, c["clip_range"], math.inf)
+            x0 = x0.clamp_(-limit, limit)
 
         x_prev = (c["prev_x0"] * x0).add_(c["prev_x"] * x_t).add_(c["prev_m"] * eps)
-        kept = () if self.earlier is None else self._keep(c, x0, eps, x_prev)
+        kept = () if self.earlier is None else (self._keep(c, x0, eps, x_prev),)
         if noise is not None:
             self._add_noise(c, noise.to(x_t.dtype), x_prev)
         return x_prev, x0, *kept
 
-    def _keep(self, c: Mapping[str, Tensor], x0: Tensor, eps: Tensor, x_prev: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the terms of earlier calls to `x_prev`, and return what this call keeps: the next call's s and h1."""
-        s, h1, h2, h3 = self.earlier  # type: ignore[misc]  # only called if there are any
+    def _keep(self, c: Mapping[str, Tensor], x0: Tensor, eps: Tensor, x_prev: Tensor) -> Tensor:
+        """Add the terms of earlier calls to `x_prev`, and return the next call's `earlier`."""
+        s, h1, h2, h3 = self.earlier.unbind(1)  # type: ignore[union-attr]  # only called if there is one
         y = (c["y_x"] * self.x_t).add_(c["y_x0"] * x0).add_(c["y_s"] * s)
         y.add_(c["y_h1"] * h1).add_(c["y_h2"] * h2).add_(c["y_h3"] * h3)
         x_prev.add_(c["prev_y"] * y).add_(c["prev_h1"] * h1).add_(c["prev_h2"] * h2).add_(c["prev_h3"] * h3)
-        return y, (c["keep_x"] * self.x_t).add_(c["keep_x0"] * x0).add_(c["keep_m"] * eps)
+        output = (c["keep_x"] * self.x_t).add_(c["keep_x0"] * x0).add_(c["keep_m"] * eps)
+        keeps = c["keeps_output"] > 0
+        outputs = (torch.where(keeps, new, old) for new, old in ((output, h1), (h1, h2), (h2, h3)))
+        return torch.stack([y, *outputs], dim=1)
 
     def _add_noise(self, c: Mapping[str, Tensor], noise: Tensor, x_prev: Tensor) -> None:
         x_t, sigma, options = self.x_t, c["sigma"], self.options
@@ -172,29 +177,23 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
         return None
 
     def kernel(self) -> tuple[Tensor, ...]:
-        earlier = self.earlier or (None,) * EARLIER
-        given = (self.model_output, self.unguided, self.x_t, self.row, self.step, self.noise, *earlier)
+        by_picture = isinstance(self.guidance_scale, Tensor)
+        scales, scale = (self.guidance_scale, 1.0) if by_picture else (None, self.guidance_scale)
+        given = (self.model_output, self.unguided, self.x_t, self.row, self.step, self.noise, self.earlier, scales)
         inputs = [None if tensor is None else tensor.contiguous() for tensor in given]
-        kept = 0 if self.earlier is None else 2
-        outputs = [torch.empty(self.x_t.shape, dtype=torch.float32, device=self.device) for _ in range(2 + kept)]
+        outputs = [torch.empty(self.x_t.shape, dtype=torch.float32, device=self.device) for _ in range(2)]
+        kept = [] if self.earlier is None else [torch.empty_like(self.earlier, memory_format=torch.contiguous_format)]
         pictures, channels = self.x_t.shape[0], self.x_t.shape[-1]
         elements = self.x_t.numel() // pictures
         launch(
             denoise_kernel, (pictures * triton.cdiv(elements, BLOCK),),
-            *outputs, *(None,) * (2 - kept), *inputs, elements, channels, self.guidance_scale, self.options.clip_range,
+            *outputs, *(kept or [None]), *inputs, elements, channels, scale,
             WIDTH=len(COLUMNS), VARIANCE=self.options.variance, BLOCK=BLOCK, num_warps=4, fp_fusion=False,
         )  # fmt: skip
-        return tuple(outputs)
+        return *outputs, *kept
 
 
 denoise_step = Operation("denoise_step", DenoiseStepCall)
-
-
-def keep(earlier: tuple[Tensor, ...], kept: Sequence[Tensor], keeps_output: bool) -> tuple[Tensor, ...]:
-    """Return the next call's `earlier`: this call's, updated with its y and, if `keeps_output`, with its output."""
-    sample, output = kept
-    _, *outputs = earlier
-    return (sample, output, *outputs[:-1]) if keeps_output else (sample, *outputs)
 
 
 def dynamic_threshold(x0: Tensor, ratio: float, maximum: float) -> Tensor:

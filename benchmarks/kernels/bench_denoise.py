@@ -61,12 +61,13 @@ def row(workload: str, name: str, copy_tbps: float) -> dict[str, Any]:
     x_t = torch.randn(n, height, height, 3, device=DEVICE)
     outputs = randn(n if sampler.guidance_scale == 1 else 2 * n, height, height, 3)
     output, *unguided = outputs.split(n)
-    step = torch.full((1,), STEP, dtype=torch.int32, device=DEVICE)
-    options: dict[str, Any] = {"step": step}
+    step = torch.full((n,), STEP, dtype=torch.int32, device=DEVICE)
+    scale = torch.full((n,), sampler.guidance_scale, device=DEVICE)
+    options: dict[str, Any] = {"step": step, "guidance_scale": scale}
     if any(schedule.draws_noise):
         options["noise"] = torch.arange(n, device=DEVICE)  # the pictures' seeds
     if unguided:
-        options |= {"unguided": unguided[0], "guidance_scale": sampler.guidance_scale}
+        options |= {"unguided": unguided[0]}
 
     def step_by(run: Callable, x_t: Tensor = x_t) -> tuple[Tensor, Tensor]:
         return run(output, x_t, schedule.rows, schedule.options, **options)

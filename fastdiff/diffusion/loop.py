@@ -7,17 +7,20 @@ do not keep that promise, so the CPU path computes each picture on its own, with
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.diffusion.conditioning import ConditioningTable
 from fastdiff.diffusion.conditions import Conditions
 from fastdiff.diffusion.trajectories import KnownValues
 from fastdiff.execution.cpu_workers import map_in_turn, map_pictures
+from fastdiff.execution.cuda_graphs import Fixed, map_tensors
 from fastdiff.execution.memory import Portions
-from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step, keep
+from fastdiff.kernels.denoise import EARLIER, StepOptions, denoise_step
+from fastdiff.kernels.scale_input import scale_input
 from fastdiff.models.blocks.conditioning import Conditioning
 from fastdiff.models.blocks.protocols import DenoiserLike
 from fastdiff.samplers.shared.noise import NoiseSource
@@ -27,7 +30,7 @@ from fastdiff.samplers.shared.schedule import Schedule
 AfterStep = Callable[[int, Tensor], tuple[Tensor, Conditions | None]]
 
 ALL = slice(None)
-INPUT_DIV = COLUMNS.index("input_div")
+ROWS = 1024  # a graph's table has a multiple of it, so that runs of any usual number of steps share a graph
 
 
 def denoise(
@@ -57,16 +60,16 @@ def denoise(
 
     Raises OutOfMemoryError.
     """
-    loop = _Loop(denoiser, schedule, conditions)
+    seeds = noise if isinstance(noise, Tensor) else None
+    loop = _Loop(denoiser, schedule, conditions, seeds)
     if known is not None:
         x_t = known.set_in(x_t.clone())  # the caller may own x_t
-    earlier = None if schedule.keeps_output is None else (torch.zeros_like(x_t),) * EARLIER
+    earlier = x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:]) if schedule.multistep else None
     for i, draws in enumerate(schedule.draws_noise):
-        z = (noise if isinstance(noise, Tensor) else noise()) if draws else None
-        state: dict[str, Any] = {} if earlier is None else {"earlier": earlier}
-        x_t, x0, *kept = _join(portions.map(functools.partial(loop.take_step, x_t, i, z, **state), len(x_t)))
-        if earlier is not None and schedule.keeps_output is not None:
-            earlier = keep(earlier, kept, schedule.keeps_output[i])
+        z = noise() if draws and not isinstance(noise, Tensor) else None
+        take_step = functools.partial(loop.take_step, x_t, i, z, earlier=earlier)
+        x_t, x0, *kept = _join(portions.map(take_step, len(x_t)))
+        earlier = kept[0] if kept else None
         if known is not None:
             known.set_in(x_t)
         if after_step is not None:
@@ -90,35 +93,27 @@ class _Step:
 
     denoiser: DenoiserLike
     options: StepOptions
-    guidance_scale: float | None  # None: no guidance
+    is_guided: bool
     guidance_rescale: float
-    scales_input: bool
 
     def __call__(
         self,
         x_t: Tensor,
-        conditioning: Conditioning,
-        rows: Tensor,
         step: Tensor,
-        earlier: tuple[Tensor, ...],
-        noise: Tensor | None = None,
+        time: tuple[Tensor, Tensor],
+        earlier: Tensor,
+        constants: "_Constants",
+        noise: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Return x_{t-1}, x0 and what the step keeps, from x_t (N, H, W, C).
+        """Return x_{t-1}, x0 and the next step's `earlier`, from x_t (N, H, W, C).
 
-        With guidance, one model call computes both halves; `conditioning` then has an entry for each picture of each.
+        With guidance, one model call computes both halves; `time` and the text then have an entry for each picture of
+        each.
         """
-        guided = self.guidance_scale is not None
-        x = self.input(x_t, rows, step)
-        x = torch.cat([x, x]) if guided else x
-        outputs = self.denoiser.predict(x, conditioning).split(len(x_t))
-        output, unguided = outputs if guided else (*outputs, None)
-        return self.update(output, unguided, x_t, rows, step, earlier, noise)
-
-    def input(self, x_t: Tensor, rows: Tensor, step: Tensor) -> Tensor:
-        """Return the model's input for x_t (N, H, W, C)."""
-        if self.scales_input:
-            x_t = x_t / rows.index_select(0, step)[0, INPUT_DIV]
-        return x_t.to(self.denoiser.dtype)
+        rows, scale, text = constants
+        x = scale_input(x_t, rows, step, self.denoiser.dtype, 1 + self.is_guided)
+        output, *unguided = self.denoiser.predict(x, Conditioning(*time, text)).split(len(x_t))
+        return self.update(output, unguided[0] if unguided else None, x_t, rows, step, earlier, noise, scale)
 
     def update(
         self,
@@ -127,46 +122,55 @@ class _Step:
         x_t: Tensor,
         rows: Tensor,
         step: Tensor,
-        earlier: tuple[Tensor, ...],
+        earlier: Tensor | None,
         noise: Tensor | None,
+        scale: Tensor,
     ) -> tuple[Tensor, ...]:
         if self.options.variance == "fixed":  # ignore a learned variance, as diffusers' DiTPipeline does
             channels = x_t.shape[-1]
             output, unguided = output[..., :channels], None if unguided is None else unguided[..., :channels]
-        scale = 1.0 if self.guidance_scale is None else self.guidance_scale
         if unguided is not None and self.guidance_rescale:
             output, unguided = _rescaled(output, unguided, scale, self.guidance_rescale), None
         return denoise_step(
             output, x_t, rows, self.options,
-            unguided=unguided, guidance_scale=scale, noise=noise, step=step, earlier=earlier or None,
+            unguided=unguided, guidance_scale=scale, noise=noise, step=step, earlier=earlier,
         )  # fmt: skip
 
 
-def _rescaled(output: Tensor, unguided: Tensor, scale: float, share: float) -> Tensor:
+def _rescaled(output: Tensor, unguided: Tensor, scale: Tensor, share: float) -> Tensor:
     """Return the guided output (N, H, W, C) float32, rescaled in part to the deviation of the conditional output.
 
-    `share` is the part, 0 to 1 (Lin et al. 2024, arXiv 2305.08891, section 3.4). Each picture is computed on its own,
-    so its bits do not depend on its batch.
+    `scale` is (N,) float32. `share` is the part, 0 to 1 (Lin et al. 2024, arXiv 2305.08891, section 3.4). Each picture
+    is computed on its own, so its bits do not depend on its batch.
     """
     output, unguided = output.float(), unguided.float()
-    guided = unguided + scale * (output - unguided)
+    guided = unguided + scale[:, None, None, None] * (output - unguided)
     spreads = [(each.std(), its_guided.std()) for each, its_guided in zip(output, guided, strict=True)]
     factors = torch.stack([share * (before / after) + (1 - share) for before, after in spreads])
     return guided * factors[:, None, None, None]
+
+
+class _Constants(NamedTuple):
+    """What a step reads that is the same at each step of a run."""
+
+    rows: Tensor  # (rows, len(COLUMNS)) float32: the schedule's, and zeros up to a multiple of ROWS
+    guidance_scale: Tensor  # (N,) float32
+    text: tuple[Tensor, ...]  # `Conditioning.text`, with an entry for each picture of each half
 
 
 @dataclass(frozen=True)
 class _Loop:
     """The state shared by all steps, and two ways to take step i: the whole part as a CUDA graph, or by picture.
 
-    Both return x_{t-1} and x0 for `part`, a slice of the N pictures. x_t is (N, H, W, C). The noise is (N, H, W, C),
-    the pictures' seeds (N,), or None. With `earlier`, the tensors (N, H, W, C) that earlier steps kept, they also
-    return the two tensors that this step keeps.
+    Both return x_{t-1} and x0 for `part`, a slice of the N pictures. x_t is (N, H, W, C). `noise` is (N, H, W, C), or
+    None if the step draws none or the noise comes from `seeds`. With `earlier` (N, EARLIER, H, W, C), which earlier
+    steps kept, they also return the next step's.
     """
 
     denoiser: DenoiserLike
     schedule: Schedule
     conditions: Conditions
+    seeds: Tensor | None  # (N,) int64, on the model's device; None if a generator draws the noise
 
     @functools.cached_property
     def table(self) -> ConditioningTable:
@@ -175,8 +179,8 @@ class _Loop:
     @functools.cached_property
     def step(self) -> _Step:
         guidance = self.conditions.guidance
-        scale, rescale = (None, 0.0) if guidance is None else (guidance.scale, guidance.rescale)
-        return _Step(self.denoiser, self.schedule.options, scale, rescale, self.schedule.scales_input)
+        rescale = 0.0 if guidance is None else guidance.rescale
+        return _Step(self.denoiser, self.schedule.options, guidance is not None, rescale)
 
     def take_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Take a step: picture by picture on the CPU, as a CUDA graph on a GPU."""
@@ -185,7 +189,9 @@ class _Loop:
 
     @functools.cached_property
     def step_indices(self) -> Tensor:
-        return torch.arange(len(self.schedule), dtype=torch.int32, device=self.denoiser.device)
+        """The row of each picture at each step, (steps, N) int32."""
+        indices = torch.arange(len(self.schedule), dtype=torch.int32, device=self.denoiser.device)
+        return indices[:, None].repeat(1, len(self.conditions.of_pictures))
 
     @functools.cached_property
     def all_conditions(self) -> Tensor:
@@ -193,31 +199,59 @@ class _Loop:
         pictures, guidance = self.conditions.of_pictures, self.conditions.guidance
         return pictures[None] if guidance is None else torch.stack([pictures, guidance.null_conditions])
 
+    @functools.cached_property
+    def guidance_scale(self) -> Tensor:
+        """(N,) float32."""
+        guidance = self.conditions.guidance
+        return torch.full_like(
+            self.conditions.of_pictures, 1.0 if guidance is None else guidance.scale, dtype=torch.float32
+        )
+
+    @functools.cached_property
+    def _of_parts(self) -> dict[tuple[int, int], tuple[Fixed, ...]]:
+        return {}
+
+    def _fixed(self, part: slice, x_t: Tensor, text: tuple[Tensor, ...]) -> tuple[Fixed, ...]:
+        """Return the inputs of a graph that stay the same: its constants, its seeds, and zeros like `earlier`."""
+        key = part.start, part.stop
+        if key not in self._of_parts:
+            rows = F.pad(self.schedule.rows, (0, 0, 0, -len(self.schedule) % ROWS))
+            entries = self.all_conditions[:, part].flatten()
+            constants = _Constants(rows, self.guidance_scale[part], map_tensors(lambda each: each[entries], text))
+            x_t = x_t[part]
+            seeds = x_t.new_zeros(len(x_t), dtype=torch.int64) if self.seeds is None else self.seeds[part]
+            zeros = x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:])
+            self._of_parts[key] = Fixed(constants), Fixed(seeds), Fixed(zeros)
+        return self._of_parts[key]
+
     def step_as_graph(
-        self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: tuple[Tensor, ...] = ()
+        self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """Compute all pictures of the part at once."""
+        """Compute all pictures of the part at once. One graph runs every sampler, any number of steps and any scale."""
         name = tuple(value for key, value in vars(self.step).items() if key != "denoiser")
         run = self.denoiser.graphed(name, self.step)
-        conditioning = self.table.at(i).of(self.all_conditions[:, part].flatten())
-        kept = tuple(each[part] for each in earlier)
-        given = (x_t[part], conditioning, self.schedule.rows, self.step_indices[i : i + 1], kept)
-        return run(*given) if noise is None else run(*given, noise[part])
+        conditioning, entries = self.table.at(i), self.all_conditions[:, part].flatten()
+        constants, z, zeros = self._fixed(part, x_t, conditioning.text)
+        if self.seeds is None and any(self.schedule.draws_noise):
+            z = torch.zeros_like(x_t[part]) if noise is None else noise[part]
+        time = conditioning.temb[entries], conditioning.timesteps[entries].float()  # some samplers have whole numbers
+        state, wanted = (zeros, (0, 1)) if earlier is None else (earlier[part], (0, 1, 2))
+        return run(x_t[part], self.step_indices[i, part], time, state, constants, z, wanted=wanted)
 
     def step_by_picture(
-        self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: tuple[Tensor, ...] = ()
+        self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Compute each picture on its own.
 
         A guided picture takes one model call if the denoiser `joins_halves`, else two.
         """
         conditioning = self.table.at(i)
-        rows, step = self.schedule.rows, self.step_indices[i : i + 1]
+        rows, step = self.schedule.rows, self.step_indices[i, :1]
 
         def predict(x: Tensor, conditions: Tensor) -> Tensor:
             """Return (k, H, W, C_out) from x (1, H, W, C) and one or both of its conditions (1, k)."""
-            x = self.step.input(x, rows, step)
-            return self.denoiser.predict(x.repeat(conditions.numel(), 1, 1, 1), conditioning.of(conditions[0]))
+            x = scale_input(x, rows, step, self.denoiser.dtype, conditions.numel())
+            return self.denoiser.predict(x, conditioning.of(conditions[0]))
 
         x_t, conditions = x_t[part], self.all_conditions[:, part]
         nothing = [None] * len(x_t)
@@ -228,10 +262,14 @@ class _Loop:
             halves = (map_pictures(predict, x_t, each[:, None]) for each in conditions)
         outputs, *away = halves
         unguided = away[0] if away else nothing
+        noise = self.seeds if self.schedule.draws_noise[i] and self.seeds is not None else noise
         noises = nothing if noise is None else noise[part].split(1)
-        kept = zip(*(each[part].split(1) for each in earlier), strict=True) if earlier else [()] * len(x_t)
+        kept = nothing if earlier is None else earlier[part].split(1)
+        scales = self.guidance_scale[part].split(1)
         results = [
-            self.step.update(output, null, x, rows, step, its_kept, z)
-            for output, null, x, its_kept, z in zip(outputs, unguided, x_t.split(1), kept, noises, strict=True)
+            self.step.update(output, null, x, rows, step, its_kept, z, scale)
+            for output, null, x, its_kept, z, scale in zip(
+                outputs, unguided, x_t.split(1), kept, noises, scales, strict=True
+            )
         ]
         return tuple(torch.cat(each) for each in zip(*results, strict=True))

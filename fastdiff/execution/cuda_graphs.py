@@ -4,8 +4,10 @@ A replay is one launch instead of hundreds. It runs the same kernels in the same
 """
 
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +21,20 @@ Tensors = Tensor | tuple[Any, ...]
 Function = Callable[..., Tensors]
 
 # Graphs per function; the least recently used is dropped. Each holds the memory of its intermediate results. The number
-# is chosen, not measured: steps with and without noise, at four batch sizes.
+# is chosen, not measured.
 CAPACITY = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """An argument whose tensors nobody changes. A graph copies it once, not at each replay with the same object."""
+
+    tensors: Tensors
+
+
+def plain(inputs: tuple[Tensors | Fixed, ...]) -> tuple[Tensors, ...]:
+    """Return the arguments with the tensors of each `Fixed` instead of it."""
+    return tuple(each.tensors if isinstance(each, Fixed) else each for each in inputs)
 
 
 def map_tensors(function: Callable[..., Any], *trees: Tensors) -> Any:
@@ -39,9 +53,10 @@ def _describe(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 class _Graph:
     """One captured call, with its own input and output memory."""
 
-    def __init__(self, function: Function, inputs: Tensors):
+    def __init__(self, function: Function, inputs: tuple[Tensors | Fixed, ...]):
         # contiguous, so that the copy into these makes the layout change that each replay would make otherwise
-        self.inputs = map_tensors(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), inputs)
+        self.inputs = map_tensors(lambda each: each.clone(memory_format=torch.contiguous_format), plain(inputs))
+        self.held = [_reference(each) for each in inputs]  # to what was copied last, if it is fixed
         self.graph = torch.cuda.CUDAGraph()
         self.idle = torch.cuda.Event()
         torch.cuda.current_stream().synchronize()
@@ -51,13 +66,35 @@ class _Graph:
         with torch.cuda.stream(torch.cuda.current_stream()), capturing:
             self.outputs = function(*self.inputs)
 
-    def replay(self, inputs: Tensors) -> Any:
+    def replay(self, inputs: tuple[Tensors | Fixed, ...], wanted: Container[int] | None) -> Any:
         torch.cuda.current_stream().wait_event(self.idle)  # another stream may still read the outputs
-        map_tensors(Tensor.copy_, self.inputs, inputs)
+        for i, (own, given, tensors) in enumerate(zip(self.inputs, inputs, plain(inputs), strict=True)):
+            held = self.held[i]
+            if held is None or held() is not given:
+                map_tensors(Tensor.copy_, own, tensors)
+                self.held[i] = _reference(given)
         self.graph.replay()
-        outputs = map_tensors(torch.clone, self.outputs)  # a later call must not change them
+        outputs = map_tensors(torch.clone, _chosen(self.outputs, wanted))  # a later call must not change them
         self.idle.record()
         return outputs
+
+
+def _reference(given: Tensors | Fixed) -> weakref.ref[Fixed] | None:
+    return weakref.ref(given) if isinstance(given, Fixed) else None
+
+
+def _chosen(outputs: Any, wanted: Container[int] | None) -> Any:
+    return outputs if wanted is None else tuple(each for i, each in enumerate(outputs) if i in wanted)
+
+
+class Ungraphed:
+    """Call `function` as `Graphed` does, without CUDA graphs."""
+
+    def __init__(self, function: Function):
+        self._function = function
+
+    def __call__(self, *inputs: Tensors | Fixed, wanted: Container[int] | None = None) -> Any:
+        return _chosen(self._function(*plain(inputs)), wanted)
 
 
 class Graphed:
@@ -72,24 +109,26 @@ class Graphed:
         self._graphs: OrderedDict[tuple, _Graph | None] = OrderedDict()  # None: called once, not captured yet
         self._lock = threading.Lock()
 
-    def __call__(self, x: Tensor, *others: Tensors) -> Any:
+    def __call__(self, x: Tensor, *others: Tensors | Fixed, wanted: Container[int] | None = None) -> Any:
+        """Return the function's result, or of a tuple only the items at the indices in `wanted`."""
         inputs = (x, *others)
+        tensors = plain(inputs)
         if recorder() is not None:  # a replay would report no calls to it
-            return self._function(*inputs)
-        key = map_tensors(_describe, inputs)
+            return _chosen(self._function(*tensors), wanted)
+        key = map_tensors(_describe, tensors)
         with self._lock, torch.cuda.device(x.device):
             if key not in self._graphs:  # the first call compiles the kernels, which a capture must not do
                 with only_compiling():
-                    self._function(*inputs)
-                outputs = self._function(*inputs)
+                    self._function(*tensors)
+                outputs = self._function(*tensors)
                 self._remember(key, None)
-                return outputs
+                return _chosen(outputs, wanted)
             graph = self._graphs[key]
             if graph is None:
                 graph = _Graph(self._function, inputs)
                 self._remember(key, graph)
             self._graphs.move_to_end(key)
-            return graph.replay(inputs)
+            return graph.replay(inputs, wanted)
 
     def _remember(self, key: tuple, graph: _Graph | None) -> None:
         self._graphs[key] = graph

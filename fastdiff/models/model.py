@@ -15,7 +15,7 @@ from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.quantisation import formats
 from fastdiff.checkpoints.registry import ModelPart
 from fastdiff.errors import InputError
-from fastdiff.execution.cuda_graphs import Function, Graphed
+from fastdiff.execution.cuda_graphs import Function, Graphed, Ungraphed
 from fastdiff.execution.devices import check_precision, check_weights_dtype, on_meta, resolve_device
 from fastdiff.kernels.host.compiling import get_ready
 from fastdiff.kernels.host.weights import Quantised
@@ -154,7 +154,7 @@ class Model(nn.Module):
         `function` takes tensors and runs this model. `name` identifies everything else that its result depends on.
         """
         if self.device.type != "cuda" or not self.use_graphs:
-            return function
+            return Ungraphed(function)
         return self._graphs.setdefault(name, Graphed(function))
 
     def release_graphs(self) -> None:

@@ -145,7 +145,7 @@ class UNet2DModel(Denoiser):
 
         x = self.conv_out(self.conv_norm_out(x, activation="silu"), residual=rgb, moments=False).x
         if self.config.time_embedding_type == "fourier":
-            x = x / conditioning.timesteps.view(-1, 1, 1, 1)
+            x = x / conditioning.timesteps.view(-1, 1, 1, 1).to(x.dtype)
         return x
 
 

@@ -171,7 +171,7 @@ class TrajectoryPipeline(Pipeline):
 
     def _schedule(self, sampling: Sampling) -> Schedule:
         schedule = super()._schedule(sampling)
-        if schedule.scales_input or schedule.keeps_output is not None:
+        if schedule.scales_input or schedule.multistep:
             raise InputError(f"scheduler {self.scheduler_name}: trajectories need ddim or ddpm; choose one of them")
         return schedule
 

@@ -17,7 +17,7 @@ from fastdiff.errors import InputError
 from fastdiff.kinds import Fraction
 from fastdiff.samplers.shared.counted import NoiselessScheduler
 from fastdiff.samplers.shared.options import ClippingConfig, DiffusionConfig, SpacedSigmaConfig
-from fastdiff.samplers.shared.schedule import stack_sigma_columns
+from fastdiff.samplers.shared.schedule import clip_range, stack_sigma_columns
 from fastdiff.samplers.shared.sigma_scheduler import ScaledScheduler, check_chosen, numbers
 from fastdiff.samplers.shared.sigmas import float_sigmas, float_timesteps, sigma_x0_columns, tangent_columns
 from fastdiff.samplers.shared.timesteps import checked_steps
@@ -64,6 +64,7 @@ def heun_rows(config: HeunConfig, sigmas: Tensor, begin: int = 0) -> Tensor:
         "prev_h1": way * again,
         "y_x": (~again).double(),
         "y_s": again.double(),
+        "clip_range": torch.full_like(sigma, clip_range(config)),
     }
     return stack_sigma_columns(columns, sigma)
 

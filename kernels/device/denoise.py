@@ -4,21 +4,23 @@ from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import await_inputs
 
 # The coefficients in a row of the table, for a model output m, the current picture x_t and unit noise z:
-#   x0      = clip((x0_x * x_t + x0_m * m) / x0_div)
+#   x0      = clip((x0_x * x_t + x0_m * m) / x0_div), to [-clip_range, clip_range] if clip_range is above 0
 #   x_{t-1} = prev_x0 * x0 + prev_x * x_t + prev_m * m + std * z
 # std is sigma, or with a learned variance sigma times the model's deviation; "learned_range" interpolates between the
 # two log variances.
 #
-# A multistep sampler also reads a sample s kept by an earlier call, and the outputs kept by the three calls before this
-# one: h1 (the latest), h2 and h3. It adds prev_y * y + prev_h1 * h1 + prev_h2 * h2 + prev_h3 * h3 to x_{t-1}, with:
+# A row whose reads_earlier is 1 also reads a sample s kept by an earlier call, and the outputs kept by the three calls
+# before this one: h1 (the latest), h2 and h3. It adds prev_y * y + prev_h1 * h1 + prev_h2 * h2 + prev_h3 * h3 to
+# x_{t-1}, with:
 #   y      = y_x * x_t + y_x0 * x0 + y_s * s + y_h1 * h1 + y_h2 * h2 + y_h3 * h3, kept as the next call's s
-#   output = keep_x * x_t + keep_x0 * x0 + keep_m * m, kept as the next call's h1
+#   output = keep_x * x_t + keep_x0 * x0 + keep_m * m, kept as the next call's h1 if keeps_output is 1
 # input_div divides x_t to give the model's input, outside of the step.
 COLUMNS = (
     "x0_x", "x0_m", "x0_div", "prev_x0", "prev_x", "prev_m", "sigma", "log_variance_min", "log_variance_max",
     "prev_y", "prev_h1", "prev_h2", "prev_h3", "y_x", "y_x0", "y_s", "y_h1", "y_h2", "y_h3",
-    "keep_x", "keep_x0", "keep_m", "input_div",
+    "keep_x", "keep_x0", "keep_m", "input_div", "clip_range", "reads_earlier", "keeps_output",
 )  # fmt: skip
+EARLIER = 4  # tensors that earlier calls kept: s, h1, h2 and h3
 
 
 def _offsets(*names: str) -> list[tl.constexpr]:
@@ -32,6 +34,7 @@ SIGMA, LOG_VARIANCE_MIN, LOG_VARIANCE_MAX = _offsets("sigma", "log_variance_min"
 PREV_Y, PREV_H1, PREV_H2, PREV_H3 = _offsets("prev_y", "prev_h1", "prev_h2", "prev_h3")
 Y_X, Y_X0, Y_S, Y_H1, Y_H2, Y_H3 = _offsets("y_x", "y_x0", "y_s", "y_h1", "y_h2", "y_h3")
 KEEP_X, KEEP_X0, KEEP_M = _offsets("keep_x", "keep_x0", "keep_m")
+CLIP_RANGE, READS_EARLIER, KEEPS_OUTPUT = _offsets("clip_range", "reads_earlier", "keeps_output")
 
 
 @triton.jit
@@ -56,9 +59,8 @@ def _philox_normal(seed, step, first, BLOCK: tl.constexpr):
 
 @triton.jit
 def denoise_kernel(
-    x_prev_ptr, x0_ptr, kept_sample_ptr, kept_output_ptr, output_ptr, unguided_ptr, x_t_ptr, rows_ptr, step_ptr,
-    noise_ptr, s_ptr, h1_ptr, h2_ptr, h3_ptr,
-    elements, channels, guidance_scale, clip_range,
+    x_prev_ptr, x0_ptr, kept_ptr, output_ptr, unguided_ptr, x_t_ptr, rows_ptr, step_ptr, noise_ptr, earlier_ptr,
+    guidance_ptr, elements, channels, guidance_scale,
     WIDTH: tl.constexpr, VARIANCE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK elements of one picture, in the operation order of `DenoiseStepCall._by_row`; no thresholding."""
@@ -67,7 +69,7 @@ def denoise_kernel(
     n, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
     e = first + tl.arange(0, BLOCK)
     mask = e < elements
-    step = tl.load(step_ptr) if step_ptr is not None else 0
+    step = tl.load(step_ptr + n) if step_ptr is not None else 0
     row = rows_ptr + step * WIDTH
 
     x_t = tl.load(x_t_ptr + n * elements + e, mask=mask, other=0.0)
@@ -77,28 +79,37 @@ def denoise_kernel(
     eps = tl.load(output_ptr + place, mask=mask, other=0.0).to(tl.float32)
     if unguided_ptr is not None:
         null = tl.load(unguided_ptr + place, mask=mask, other=0.0).to(tl.float32)
-        eps = null + guidance_scale * (eps - null)
+        scale = tl.load(guidance_ptr + n) if guidance_ptr is not None else guidance_scale
+        eps = null + scale * (eps - null)
 
     x0 = tl.div_rn(tl.load(row + X0_X) * x_t + tl.load(row + X0_M) * eps, tl.load(row + X0_DIV))
-    if clip_range is not None:
+    clip_range = tl.load(row + CLIP_RANGE)
+    if clip_range > 0:
         x0 = tl.clamp(x0, -clip_range, clip_range, propagate_nan=tl.PropagateNan.ALL)
     x_prev = tl.load(row + PREV_X0) * x0 + tl.load(row + PREV_X) * x_t + tl.load(row + PREV_M) * eps
-    if kept_sample_ptr is not None:
-        s = tl.load(s_ptr + n * elements + e, mask=mask, other=0.0)
-        h1 = tl.load(h1_ptr + n * elements + e, mask=mask, other=0.0)
-        h2 = tl.load(h2_ptr + n * elements + e, mask=mask, other=0.0)
-        h3 = tl.load(h3_ptr + n * elements + e, mask=mask, other=0.0)
-        y = tl.load(row + Y_X) * x_t + tl.load(row + Y_X0) * x0 + tl.load(row + Y_S) * s
-        y += tl.load(row + Y_H1) * h1
-        y += tl.load(row + Y_H2) * h2
-        y += tl.load(row + Y_H3) * h3
-        x_prev += tl.load(row + PREV_Y) * y
-        x_prev += tl.load(row + PREV_H1) * h1
-        x_prev += tl.load(row + PREV_H2) * h2
-        x_prev += tl.load(row + PREV_H3) * h3
-        kept_output = tl.load(row + KEEP_X) * x_t + tl.load(row + KEEP_X0) * x0 + tl.load(row + KEEP_M) * eps
-        tl.store(kept_sample_ptr + n * elements + e, y, mask=mask)
-        tl.store(kept_output_ptr + n * elements + e, kept_output, mask=mask)
+    if earlier_ptr is not None:  # noqa: SIM102 (Triton has no `and` of a constant and a number)
+        if tl.load(row + READS_EARLIER) > 0:
+            kept = n * 4 * elements + e  # picture n's s; its h1, h2 and h3 follow
+            s = tl.load(earlier_ptr + kept, mask=mask, other=0.0)
+            h1 = tl.load(earlier_ptr + kept + elements, mask=mask, other=0.0)
+            h2 = tl.load(earlier_ptr + kept + 2 * elements, mask=mask, other=0.0)
+            h3 = tl.load(earlier_ptr + kept + 3 * elements, mask=mask, other=0.0)
+            y = tl.load(row + Y_X) * x_t + tl.load(row + Y_X0) * x0 + tl.load(row + Y_S) * s
+            y += tl.load(row + Y_H1) * h1
+            y += tl.load(row + Y_H2) * h2
+            y += tl.load(row + Y_H3) * h3
+            x_prev += tl.load(row + PREV_Y) * y
+            x_prev += tl.load(row + PREV_H1) * h1
+            x_prev += tl.load(row + PREV_H2) * h2
+            x_prev += tl.load(row + PREV_H3) * h3
+            if tl.load(row + KEEPS_OUTPUT) > 0:
+                h3 = h2
+                h2 = h1
+                h1 = tl.load(row + KEEP_X) * x_t + tl.load(row + KEEP_X0) * x0 + tl.load(row + KEEP_M) * eps
+            tl.store(kept_ptr + kept, y, mask=mask)
+            tl.store(kept_ptr + kept + elements, h1, mask=mask)
+            tl.store(kept_ptr + kept + 2 * elements, h2, mask=mask)
+            tl.store(kept_ptr + kept + 3 * elements, h3, mask=mask)
     if noise_ptr is not None:
         sigma = tl.load(row + SIGMA)
         if sigma > 0:

@@ -36,7 +36,7 @@ def philox_normal(seeds: Tensor, step: int | Tensor, shape: Sequence[int]) -> Te
 
     Args:
         seeds: (N,) int64; the bits of each are a 64-bit key.
-        step: index of the step, 0 to 2^32 - 1: an int, or an int64 scalar tensor on the seeds' device.
+        step: index of the step, 0 to 2^32 - 1: an int, or (N,) int64 on the seeds' device, one for each picture.
         shape: (H, W, C) of one picture. Element e, counted in that order, is word e % 4 of counter (e // 4, step).
 
     Returns:
@@ -49,6 +49,7 @@ def philox_normal(seeds: Tensor, step: int | Tensor, shape: Sequence[int]) -> Te
         raise ValueError(f"seeds are {seeds.dtype} of shape {tuple(seeds.shape)}; they must be (N,) int64")
     elements = math.prod(shape)
     zero = seeds.new_zeros(1, 1)
+    step = step[:, None] if isinstance(step, Tensor) else step
     counter = (torch.arange(-(-elements // 4), device=seeds.device)[None], zero + step, zero, zero)
     key = (seeds[:, None] & MASK32, (seeds[:, None] >> 32) & MASK32)
     words = torch.stack(philox4x32(counter, key), dim=-1)  # (N, elements / 4, 4)

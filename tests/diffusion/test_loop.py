@@ -13,8 +13,11 @@ from fastdiff import (
 )
 from fastdiff.diffusion.conditions import Conditions, Guidance
 from fastdiff.diffusion.loop import _Loop, denoise
+from fastdiff.execution.cuda_graphs import Fixed, Ungraphed, _describe, map_tensors, plain
 from fastdiff.execution.memory import OutOfMemoryError, Portions
-from fastdiff.kernels.denoise import denoise_step, philox_normal
+from fastdiff.kernels.denoise import EARLIER, denoise_step, philox_normal
+from fastdiff.sampler_names import SCHEDULERS
+from fastdiff.samplers.shared.from_config import scheduler_from_config
 
 TINY = {
     "sample_size": 8,
@@ -39,6 +42,10 @@ SCHEDULES = {
 @pytest.fixture
 def denoiser(randomise):
     return randomise(UNet2DModel.from_config(TINY))
+
+
+def a_loop(denoiser, schedule, guidance=None, seeds=None):
+    return _Loop(denoiser, schedule, Conditions(LABELS, PICTURES, guidance), seeds)
 
 
 def portions(count=4, halves=True, release=lambda: None):
@@ -88,9 +95,9 @@ def test_noise_is_asked_for_only_where_a_step_adds_it(denoiser):
 @pytest.mark.parametrize("noise", ["seeds", "given", None], ids=str)
 def test_the_whole_batch_at_once_takes_the_same_step(denoiser, guidance, noise):
     """The GPU path, here without a graph, equals the CPU's picture-by-picture path up to rounding."""
-    loop = _Loop(denoiser, SCHEDULES["ddim-eta"](), Conditions(LABELS, PICTURES, guidance))
+    loop = a_loop(denoiser, SCHEDULES["ddim-eta"](), guidance, SEEDS if noise == "seeds" else None)
     x = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
-    z = {"seeds": SEEDS, "given": torch.randn(4, 8, 8, 3), None: None}[noise]
+    z = torch.randn(4, 8, 8, 3) if noise == "given" else None
     for i in range(3):
         expected, found = loop.step_by_picture(x, i, z), loop.step_as_graph(x, i, z)
         for one, other in zip(expected, found, strict=True):
@@ -105,11 +112,11 @@ def fits(monkeypatch):
         asked = []
         step = _Loop.step_by_picture
 
-        def step_if_it_fits(self, x_t, i, noise, part):
+        def step_if_it_fits(self, x_t, i, noise, part, earlier):
             asked.append((i, len(x_t[part])))
             if len(x_t[part]) > most and i >= since:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-            return step(self, x_t, i, noise, part)
+            return step(self, x_t, i, noise, part, earlier)
 
         monkeypatch.setattr(_Loop, "step_by_picture", step_if_it_fits)
         return asked
@@ -142,9 +149,10 @@ def test_without_halves_the_first_time_is_the_last(denoiser, fits):
 @pytest.mark.parametrize("noise", ["seeds", "given", None], ids=str)
 def test_a_part_of_the_batch_takes_the_step_of_its_pictures(denoiser, part, noise):
     """The GPU path, here without a graph."""
-    loop = _Loop(denoiser, SCHEDULES["ddim-eta"](), Conditions(LABELS, PICTURES, Guidance(3.0, null_conditions=NULL)))
+    guidance = Guidance(3.0, null_conditions=NULL)
+    loop = a_loop(denoiser, SCHEDULES["ddim-eta"](), guidance, SEEDS if noise == "seeds" else None)
     x = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
-    z = {"seeds": SEEDS, "given": torch.randn(4, 8, 8, 3), None: None}[noise]
+    z = torch.randn(4, 8, 8, 3) if noise == "given" else None
     for expected, found in zip(loop.step_by_picture(x, 1, z), loop.step_as_graph(x, 1, z, part), strict=True):
         torch.testing.assert_close(found, expected[part], rtol=0, atol=1e-4)
 
@@ -160,11 +168,62 @@ OTHER_WAYS = {
 @pytest.mark.parametrize("kind", OTHER_WAYS)
 def test_a_step_reads_and_keeps_the_same_either_way(denoiser, kind, part):
     """Both the CPU and the GPU path read what earlier steps kept, and the scale of the input."""
-    loop = _Loop(denoiser, OTHER_WAYS[kind](), Conditions(LABELS, PICTURES, Guidance(3.0, null_conditions=NULL)))
-    x, *earlier = (torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(i)) for i in range(5))
-    given = {} if loop.schedule.keeps_output is None else {"earlier": tuple(earlier)}
-    noise = SEEDS if loop.schedule.draws_noise[1] else None
-    expected, found = loop.step_by_picture(x, 1, noise, **given), loop.step_as_graph(x, 1, noise, part, **given)
-    assert len(found) == (4 if given else 2)
+    schedule = OTHER_WAYS[kind]()
+    loop = a_loop(denoiser, schedule, Guidance(3.0, null_conditions=NULL), SEEDS)
+    x = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
+    earlier = torch.randn(4, EARLIER, 8, 8, 3) if schedule.multistep else None
+    expected, found = loop.step_by_picture(x, 1, None, earlier=earlier), loop.step_as_graph(x, 1, None, part, earlier)
+    assert len(found) == (3 if schedule.multistep else 2)
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other, one[part], rtol=0, atol=1e-4)
+
+
+class Recorder:
+    """A stand-in for `Model.graphed` that notes what would be a graph's key: the name, and the inputs' shapes."""
+
+    def __init__(self, monkeypatch, denoiser):
+        self.keys, self.calls = set(), []
+        monkeypatch.setattr(denoiser, "graphed", self.graphed, raising=False)
+        monkeypatch.setattr(_Loop, "take_step", _Loop.step_as_graph)
+
+    def graphed(self, name, function):
+        def run(*inputs, wanted):
+            self.calls.append(inputs)
+            self.keys.add((name, map_tensors(_describe, plain(inputs))))
+            return Ungraphed(function)(*inputs, wanted=wanted)
+
+        return run
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_one_graph_runs_every_sampler_number_of_steps_and_scale(denoiser, monkeypatch, name):
+    """Nothing is captured anew for another of them, and what does not change is copied into the graph once."""
+    recorder = Recorder(monkeypatch, denoiser)
+    x = torch.randn(4, 8, 8, 3)
+    runs = [("ddim", 3, 2.0), (name, 2, 4.5), (name, 5, 1.5)]
+    for sampler, steps, scale in runs:
+        schedule = scheduler_from_config({}, sampler).schedule(steps)
+        conditions = Conditions(LABELS, PICTURES, Guidance(scale, null_conditions=NULL))
+        recorder.calls.clear()
+        list(denoise(denoiser, x, schedule, conditions, noise=SEEDS, portions=portions()))
+        fixed = [tuple(id(each) for each in inputs if isinstance(each, Fixed)) for inputs in recorder.calls]
+        assert len(set(fixed)) == 1
+    assert len(recorder.keys) == 1
+
+
+def test_pictures_at_different_steps_take_the_step_of_their_row(denoiser):
+    """The step reads each picture's row from a buffer."""
+    loop = a_loop(denoiser, EulerAncestralDiscreteScheduler().schedule(3), None, SEEDS)
+    x = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
+    whole = [loop.step_as_graph(x, i, None) for i in range(3)]
+    rows = torch.tensor([2, 0, 1, 0])
+    conditioning = [loop.table.at(i) for i in rows.tolist()]
+    time = (
+        torch.cat([each.temb[i : i + 1] for each, i in zip(conditioning, PICTURES.tolist(), strict=True)]),
+        torch.cat([each.timesteps[:1] for each in conditioning]),
+    )
+    constants, seeds, zeros = loop._fixed(slice(None), x, conditioning[0].text)
+    found = loop.step(x, rows.int(), time, zeros.tensors, constants.tensors, seeds.tensors)
+    for picture, row in enumerate(rows.tolist()):
+        for one, other in zip(whole[row], found, strict=False):
+            torch.testing.assert_close(other[picture], one[picture], rtol=0, atol=1e-5)

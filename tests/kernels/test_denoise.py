@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step, dynamic_threshold, keep
+from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step, dynamic_threshold
 from fastdiff.kernels.host.philox import philox_normal
 from fastdiff.sampler_names import SCHEDULERS
 from fastdiff.samplers.shared.from_config import scheduler_from_config
@@ -22,15 +22,28 @@ SHAPES = {
 }
 OPTIONS = {
     "free": StepOptions(),
-    "clip": StepOptions(clip_range=0.5),
+    "clip": StepOptions(),
     "threshold": StepOptions(threshold_ratio=0.9, threshold_max=1.7),
-    "learned": StepOptions(clip_range=1.0, variance="learned"),
+    "learned": StepOptions(variance="learned"),
     "learned_range": StepOptions(variance="learned_range"),
 }
-ROW = torch.tensor([0.9, -0.7, 0.4, 0.3, 0.6, 0.2, 0.1, -4.0, -2.0] + [0.0] * (len(COLUMNS) - 9), device=DEVICE)
-MULTISTEP = torch.tensor(
-    [*ROW[:9].tolist(), 0.8, -0.3, 0.25, -0.15, 0.5, -0.6, 0.7, 0.35, -0.45, 0.55, 1.5, -1.25, 0.75, 1.0], device=DEVICE
-)
+BASIC = (0.9, -0.7, 0.4, 0.3, 0.6, 0.2, 0.1, -4.0, -2.0)
+KEEPING = (0.8, -0.3, 0.25, -0.15, 0.5, -0.6, 0.7, 0.35, -0.45, 0.55, 1.5, -1.25, 0.75)
+
+
+def row_of(*coefficients, **others):
+    """Return a row of these coefficients, in the order of COLUMNS, and of others by name; the rest is zero."""
+    named = dict(zip(COLUMNS, coefficients, strict=False)) | others
+    return torch.tensor([named.get(name, 0.0) for name in COLUMNS], device=DEVICE)
+
+
+ROW = row_of(*BASIC)
+CLIPS = {"clip": 0.5, "learned": 1.0}
+ROWS = {name: row_of(*BASIC, clip_range=CLIPS.get(name, 0.0)) for name in OPTIONS}
+MULTISTEP = {
+    name: row_of(*BASIC, *KEEPING, clip_range=CLIPS.get(name, 0.0), reads_earlier=1.0, keeps_output=1.0)
+    for name in OPTIONS
+}
 
 
 def randn(shape, seed, dtype=torch.float32, mean=0.0):
@@ -54,8 +67,8 @@ def exact_step(output, unguided, x_t, noise, row, options, scale):
     size = abs(c["x0_x"]) * x_t.abs() + abs(c["x0_m"]) * (abs(1 - scale) * null.abs() + scale * eps.abs())
     eps = (1 - scale) * null + scale * eps
     x0 = (c["x0_x"] * x_t + c["x0_m"] * eps) / c["x0_div"]
-    if options.clip_range is not None:
-        x0 = x0.clamp(-options.clip_range, options.clip_range)
+    if c["clip_range"] > 0:
+        x0 = x0.clamp(-c["clip_range"], c["clip_range"])
     if options.threshold_ratio is not None:
         pictures = x0.flatten(1)
         s = torch.quantile(pictures.abs(), options.threshold_ratio, dim=1, keepdim=True).clamp(1, options.threshold_max)
@@ -80,43 +93,47 @@ def assert_close(actual, expected, dtype=torch.float32):
 
 
 @launches
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_step_is_the_documented_arithmetic(shape, options):
+def test_step_is_the_documented_arithmetic(shape, name):
+    options, row = OPTIONS[name], ROWS[name]
     output, unguided, x_t, noise = inputs(shape, options)
-    expected = exact_step(output, unguided, x_t, noise, ROW, options, scale=2.5)
-    actual = denoise_step(output, x_t, ROW, options, noise=noise, unguided=unguided, guidance_scale=2.5)
+    expected = exact_step(output, unguided, x_t, noise, row, options, scale=2.5)
+    actual = denoise_step(output, x_t, row, options, noise=noise, unguided=unguided, guidance_scale=2.5)
     assert_close(actual, expected)
 
 
 @launches
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=["fp16", "bf16", "fp64"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_half_precision_output_is_stepped_in_float32(options, dtype):
+@pytest.mark.parametrize("name", OPTIONS)
+def test_half_precision_output_is_stepped_in_float32(name, dtype):
+    options, row = OPTIONS[name], ROWS[name]
     output, unguided, x_t, noise = inputs((2, 6, 6, 3), options, dtype)
-    expected = exact_step(output, unguided, x_t, noise, ROW, options, scale=1.5)
-    actual = denoise_step(output, x_t, ROW, options, noise=noise, unguided=unguided, guidance_scale=1.5)
+    expected = exact_step(output, unguided, x_t, noise, row, options, scale=1.5)
+    actual = denoise_step(output, x_t, row, options, noise=noise, unguided=unguided, guidance_scale=1.5)
     assert_close(actual, expected)
 
 
 @launches
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_large_mean(options):
+@pytest.mark.parametrize("name", OPTIONS)
+def test_large_mean(name):
+    options, row = OPTIONS[name], ROWS[name]
     output, unguided, x_t, noise = inputs((2, 8, 8, 3), options, mean=1000.0)
-    expected = exact_step(output, unguided, x_t, noise, ROW, options, scale=3.0)
-    actual = denoise_step(output, x_t, ROW, options, noise=noise, unguided=unguided, guidance_scale=3.0)
+    expected = exact_step(output, unguided, x_t, noise, row, options, scale=3.0)
+    actual = denoise_step(output, x_t, row, options, noise=noise, unguided=unguided, guidance_scale=3.0)
     assert_close(actual, expected)
 
 
 @launches
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_non_contiguous_inputs_give_the_same_bits(options):
+@pytest.mark.parametrize("name", OPTIONS)
+def test_non_contiguous_inputs_give_the_same_bits(name):
+    options, row = OPTIONS[name], ROWS[name]
     output, unguided, x_t, noise = inputs((2, 8, 8, 3), options)
     strided = [torch.stack([t, t + 1], dim=-1)[..., 0] for t in (output, unguided, x_t, noise)]
     assert not strided[0].is_contiguous()
-    expected = denoise_step(output, x_t, ROW, options, noise=noise, unguided=unguided, guidance_scale=2.0)
+    expected = denoise_step(output, x_t, row, options, noise=noise, unguided=unguided, guidance_scale=2.0)
     output, unguided, x_t, noise = strided
-    actual = denoise_step(output, x_t, ROW, options, noise=noise, unguided=unguided, guidance_scale=2.0)
+    actual = denoise_step(output, x_t, row, options, noise=noise, unguided=unguided, guidance_scale=2.0)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
@@ -125,7 +142,7 @@ def test_inputs_are_left_as_they_are():
     tensors = inputs((2, 4, 4, 3), OPTIONS["clip"])
     copies = [tensor.clone() for tensor in tensors]
     output, unguided, x_t, noise = tensors
-    denoise_step(output, x_t, ROW, OPTIONS["clip"], noise=noise, unguided=unguided, guidance_scale=2.0)
+    denoise_step(output, x_t, ROWS["clip"], OPTIONS["clip"], noise=noise, unguided=unguided, guidance_scale=2.0)
     assert all(torch.equal(a, b) for a, b in zip(tensors, copies, strict=True))
 
 
@@ -168,37 +185,65 @@ def test_threshold_of_a_picture_that_torchs_quantile_refuses():
     assert (dynamic_threshold(x0, 0.9, 2.0) == 1).all()
 
 
+def steps_of(pictures, step):
+    return torch.full((pictures,), step, dtype=torch.int32, device=DEVICE)
+
+
 def earlier_tensors(shape):
-    return tuple(randn(shape, 10 + i) for i in range(EARLIER))
+    return torch.stack([randn(shape, 10 + i) for i in range(EARLIER)], dim=1)
 
 
 @launches
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_earlier_outputs_and_an_earlier_sample(options):
+@pytest.mark.parametrize("keeps", [0.0, 1.0], ids=["forgets-its-output", "keeps-its-output"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_earlier_outputs_and_an_earlier_sample(name, keeps):
+    options, row = OPTIONS[name], MULTISTEP[name].clone()
+    row[COLUMNS.index("keeps_output")] = keeps
     output, unguided, x_t, noise = inputs((2, 5, 7, 3), options)
     earlier = earlier_tensors(x_t.shape)
-    mean, x0, size = exact_step(output, unguided, x_t, noise, MULTISTEP, options, scale=1.0)
-    s, h1, h2, h3 = (tensor.double() for tensor in earlier)
-    x, m, c = x_t.double(), output[..., :3].double(), dict(zip(COLUMNS, MULTISTEP.double().tolist(), strict=True))
+    mean, x0, size = exact_step(output, unguided, x_t, noise, row, options, scale=1.0)
+    s, h1, h2, h3 = earlier.double().unbind(1)
+    x, m, c = x_t.double(), output[..., :3].double(), dict(zip(COLUMNS, row.double().tolist(), strict=True))
     y = c["y_x"] * x + c["y_x0"] * x0 + c["y_s"] * s + c["y_h1"] * h1 + c["y_h2"] * h2 + c["y_h3"] * h3
     x_prev = mean + c["prev_y"] * y + c["prev_h1"] * h1 + c["prev_h2"] * h2 + c["prev_h3"] * h3
     kept = c["keep_x"] * x + c["keep_x0"] * x0 + c["keep_m"] * m
-    actual = denoise_step(output, x_t, MULTISTEP, options, noise=noise, earlier=earlier)
-    assert_close(actual, (x_prev, x0, y, kept, 2 * size))
-
-
-def test_the_next_call_reads_the_latest_output_first_and_loses_the_oldest():
-    s, h1, h2, h3, y, output = (torch.tensor(i) for i in range(6))
-    assert keep((s, h1, h2, h3), (y, output), keeps_output=True) == (y, output, h1, h2)
-    assert keep((s, h1, h2, h3), (y, output), keeps_output=False) == (y, h1, h2, h3)
+    outputs = (kept, h1, h2) if keeps else (h1, h2, h3)  # the latest first; the oldest is lost
+    actual = denoise_step(output, x_t, row, options, noise=noise, earlier=earlier)
+    assert_close(actual, (x_prev, x0, torch.stack([y, *outputs], dim=1), 2 * size))
 
 
 @launches
 def test_without_earlier_ones_their_columns_are_not_read():
     output, _, x_t, noise = inputs((1, 4, 4, 3), OPTIONS["clip"])
-    expected = denoise_step(output, x_t, ROW, OPTIONS["clip"], noise=noise)
-    actual = denoise_step(output, x_t, MULTISTEP, OPTIONS["clip"], noise=noise)
+    expected = denoise_step(output, x_t, ROWS["clip"], OPTIONS["clip"], noise=noise)
+    actual = denoise_step(output, x_t, MULTISTEP["clip"], OPTIONS["clip"], noise=noise)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+def test_a_row_that_reads_no_earlier_ones_leaves_them_alone(step_kernel):
+    """A graph of every sampler gives each of them the memory of a multistep sampler, which may hold anything."""
+    output, _, x_t, noise = inputs((2, 4, 4, 3), OPTIONS["clip"])
+    expected = step_kernel(output, x_t, ROWS["clip"], OPTIONS["clip"], noise=noise)
+    earlier = torch.full((2, EARLIER, 4, 4, 3), math.nan, device=DEVICE)
+    actual = step_kernel(output, x_t, ROWS["clip"], OPTIONS["clip"], noise=noise, earlier=earlier)[:2]
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+@launches
+def test_each_picture_has_its_row_and_its_guidance():
+    output, unguided, x_t, _ = inputs((3, 5, 7, 3), OPTIONS["free"])
+    table, seeds = torch.stack([ROW, ROWS["clip"], ROW / 2]), torch.tensor([3, 1, 2**40], device=DEVICE)
+    steps, scales = [2, 0, 1], [1.5, 4.0, 0.5]
+    step, scale = torch.tensor(steps, dtype=torch.int32, device=DEVICE), torch.tensor(scales, device=DEVICE)
+    guided = {"unguided": unguided, "guidance_scale": scale}
+    together = denoise_step(output, x_t, table, OPTIONS["free"], noise=seeds, step=step, **guided)
+    for i in range(3):
+        one = slice(i, i + 1)
+        noise = philox_normal(seeds[one], steps[i], x_t.shape[1:])
+        guided = {"unguided": unguided[one], "guidance_scale": scales[i]}
+        alone = denoise_step(output[one], x_t[one], table[steps[i]], OPTIONS["free"], noise=noise, **guided)
+        for found, expected in zip(together, alone, strict=True):
+            torch.testing.assert_close(found[one], expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.fixture
@@ -214,8 +259,8 @@ def step_kernel(runs_triton):
 def test_kernel_has_the_references_bits(step_kernel, shape, name, dtype):
     output, unguided, x_t, noise = inputs(shape, OPTIONS[name], dtype)
     arguments = {"noise": noise, "unguided": unguided, "guidance_scale": 2.5}
-    expected = denoise_step.reference(output, x_t, ROW, OPTIONS[name], **arguments)
-    actual = step_kernel(output, x_t, ROW, OPTIONS[name], **arguments)
+    expected = denoise_step.reference(output, x_t, ROWS[name], OPTIONS[name], **arguments)
+    actual = step_kernel(output, x_t, ROWS[name], OPTIONS[name], **arguments)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
@@ -223,8 +268,8 @@ def test_kernel_has_the_references_bits(step_kernel, shape, name, dtype):
 def test_kernel_with_earlier_ones_has_the_references_bits(step_kernel, shape, dtype):
     output, unguided, x_t, noise = inputs(shape, OPTIONS["clip"], dtype)
     arguments = {"noise": noise, "unguided": unguided, "guidance_scale": 2.5, "earlier": earlier_tensors(shape)}
-    expected = denoise_step.reference(output, x_t, MULTISTEP, OPTIONS["clip"], **arguments)
-    actual = step_kernel(output, x_t, MULTISTEP, OPTIONS["clip"], **arguments)
+    expected = denoise_step.reference(output, x_t, MULTISTEP["clip"], OPTIONS["clip"], **arguments)
+    actual = step_kernel(output, x_t, MULTISTEP["clip"], OPTIONS["clip"], **arguments)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
@@ -232,10 +277,10 @@ def test_kernel_with_earlier_ones_has_the_references_bits(step_kernel, shape, dt
 def test_kernel_runs_the_rows_of_every_sampler(step_kernel, name):
     """Each step of a run is one launch, with the reference's bits."""
     schedule = scheduler_from_config({}, name).schedule(4).to(DEVICE)
-    earlier = None if schedule.keeps_output is None else earlier_tensors((2, 3, 5, 3))
+    earlier = earlier_tensors((2, 3, 5, 3)) if schedule.multistep else None
     for i, draws in enumerate(schedule.draws_noise):
         output, _, x_t, noise = inputs((2, 3, 5, 3), schedule.options)
-        arguments = {"noise": noise if draws else None, "step": STEP + i, "earlier": earlier}
+        arguments = {"noise": noise if draws else None, "step": steps_of(2, i), "earlier": earlier}
         expected = denoise_step.reference(output, x_t, schedule.rows, schedule.options, **arguments)
         actual = step_kernel(output, x_t, schedule.rows, schedule.options, **arguments)
         assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True)), f"step {i + 1}"
@@ -246,7 +291,7 @@ def test_kernel_draws_the_references_noise(step_kernel):
     row[:, COLUMNS.index("x0_div")] = row[:, COLUMNS.index("sigma")] = 1
     seeds = torch.tensor([0, 7, 2**32 - 1, 2**62 + 12345, -1], device=DEVICE)
     x = torch.zeros(5, 31, 3, device=DEVICE)
-    noise, _ = step_kernel(x, x, row, OPTIONS["free"], noise=seeds, step=STEP + 9)
+    noise, _ = step_kernel(x, x, row, OPTIONS["free"], noise=seeds, step=steps_of(5, 9))
     torch.testing.assert_close(noise, philox_normal(seeds, 9, (31, 3)), rtol=1e-6, atol=1e-7)
 
 
@@ -258,10 +303,11 @@ def test_the_step_picks_its_row_and_its_noise(name):
     seeds = torch.tensor([3, 1, 2**40], device=DEVICE)
     guided = {"unguided": unguided, "guidance_scale": 1.5}
     for i in range(3):
-        table = torch.stack([ROW / 2, ROW, ROW / 3]).roll(i, 0)
-        step = torch.tensor([(1 + i) % 3], dtype=torch.int32, device=DEVICE)
+        row = ROWS[name]
+        table = torch.stack([row / 2, row, row / 3]).roll(i, 0)
+        step = steps_of(3, (1 + i) % 3)
         noise = philox_normal(seeds, step.long(), x_t.shape[1:])
-        expected = denoise_step(output, x_t, ROW, options, noise=noise, **guided)
+        expected = denoise_step(output, x_t, row, options, noise=noise, **guided)
         actual = denoise_step(output, x_t, table, options, noise=seeds, step=step, **guided)
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
@@ -271,7 +317,7 @@ def test_the_step_picks_its_row_and_its_noise(name):
 def test_without_sigma_a_learned_variance_may_be_anything(name):
     output, _, x_t, noise = inputs((1, 4, 4, 3), OPTIONS[name])
     output[..., 3:] = -1000
-    row = ROW.clone()
+    row = ROWS[name].clone()
     row[COLUMNS.index("sigma")] = 0
     expected = denoise_step(output, x_t, row, OPTIONS[name])
     actual = denoise_step(output, x_t, row, OPTIONS[name], noise=noise)
@@ -282,14 +328,15 @@ def test_without_sigma_a_learned_variance_may_be_anything(name):
 def test_nan_of_the_model_stays_nan():
     output, _, x_t, _ = inputs((1, 4, 4, 3), OPTIONS["clip"])
     output[0, 1, 2, 0] = math.nan
-    for picture in denoise_step(output, x_t, ROW, OPTIONS["clip"]):
+    for picture in denoise_step(output, x_t, ROWS["clip"], OPTIONS["clip"]):
         assert picture.isnan().sum() == 1
 
 
 @pytest.mark.gpu
 def test_a_graph_replays_the_steps_of_a_chain():
     """Each replay reads its row at the counter on the device, which the graph itself increments."""
-    table, seeds = torch.stack([ROW, ROW / 2, ROW / 3, ROW / 4]), torch.arange(8, device=DEVICE)
+    row = ROWS["clip"]
+    table, seeds = torch.stack([row, row / 2, row / 3, row / 4]), torch.arange(8, device=DEVICE)
     output, unguided, x_t, _ = inputs((8, 32, 32, 3), OPTIONS["clip"], torch.bfloat16)
     expected = x_t
     for i in range(4):
@@ -297,7 +344,7 @@ def test_a_graph_replays_the_steps_of_a_chain():
         guided = {"unguided": unguided, "guidance_scale": 3.0}
         expected, _ = denoise_step(output, expected, table[i], OPTIONS["clip"], noise=noise, **guided)
 
-    step, x = torch.zeros_like(STEP), x_t.clone()
+    step, x = steps_of(8, 0), x_t.clone()
 
     def run():
         x_prev, _ = denoise_step(output, x, table, OPTIONS["clip"], noise=seeds, step=step, **guided)
@@ -316,7 +363,8 @@ def test_a_graph_replays_the_steps_of_a_chain():
 
 
 X = torch.zeros(2, 4, 4, 3, device=DEVICE)
-STEP = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+STEP = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+KEPT = torch.zeros(2, EARLIER, 4, 4, 3, device=DEVICE)
 SEEDS = torch.zeros(2, dtype=torch.int64, device=DEVICE)
 REFUSED = {
     "half-precision-picture": ((X, X.half(), ROW), {}, "x_t is torch.float16"),
@@ -332,9 +380,11 @@ REFUSED = {
     "row-on-another-device": ((X, X, ROW.to("meta")), {}, "row is on meta"),
     "step-of-int64": ((X, X, ROW[None]), {"step": STEP.long()}, "step is torch.int64"),
     "row-for-a-step": ((X, X, ROW), {"step": STEP}, rf"row has shape \({len(COLUMNS)},\)"),
-    "too-few-earlier": ((X, X, ROW), {"earlier": (X, X)}, "earlier has 2 tensors; give 4"),
-    "earlier-of-another-shape": ((X, X, ROW), {"earlier": (X, X, X, X[:1])}, "earlier has shape"),
-    "earlier-of-another-dtype": ((X, X, ROW), {"earlier": (X, X, X, X.half())}, "earlier is torch.float16"),
+    "step-of-another-batch": ((X, X, ROW[None]), {"step": STEP[:1]}, "step has shape"),
+    "too-few-earlier": ((X, X, ROW), {"earlier": KEPT[:, :2]}, "earlier has shape"),
+    "earlier-of-another-shape": ((X, X, ROW), {"earlier": KEPT[:1]}, "earlier has shape"),
+    "earlier-of-another-dtype": ((X, X, ROW), {"earlier": KEPT.half()}, "earlier is torch.float16"),
+    "guidance-of-another-batch": ((X, X, ROW), {"guidance_scale": X[:1, 0, 0, 0]}, "guidance_scale has shape"),
     "seeds-without-a-step": ((X, X, ROW), {"noise": SEEDS}, "noise is torch.int64"),
     "seeds-of-another-batch": ((X, X, ROW[None]), {"step": STEP, "noise": SEEDS[:1]}, "noise has shape"),
     "output-on-another-device": ((X.to("meta"), X, ROW), {}, "model_output is on meta"),
@@ -350,8 +400,8 @@ def test_a_wrong_argument_is_named(args, kwargs, message):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"variance": "fixed_small"}, "variance is"), ({"clip_range": 1.0, "threshold_ratio": 0.9}, "exclude each other")],
-    ids=["unknown-variance", "clip-and-threshold"],
+    [({"variance": "fixed_small"}, "variance is")],
+    ids=["unknown-variance"],
 )
 def test_wrong_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):

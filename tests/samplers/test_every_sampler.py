@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fastdiff.kernels.denoise import COLUMNS, EARLIER, denoise_step, keep
+from fastdiff.kernels.denoise import COLUMNS, EARLIER, denoise_step
 from fastdiff.sampler_names import SCHEDULERS
 from fastdiff.samplers.shared.from_config import scheduler_from_config
 
@@ -34,7 +34,7 @@ def test_a_run_is_a_row_for_each_call(name):
     assert (schedule.rows.shape, schedule.rows.dtype) == ((calls, len(COLUMNS)), torch.float32)
     assert schedule.rows.isfinite().all()
     assert len(schedule.draws_noise) == calls
-    assert schedule.keeps_output is None or len(schedule.keeps_output) == calls
+    assert (schedule.rows[:, COLUMNS.index("reads_earlier")] == schedule.multistep).all()
     noisy = schedule.rows[:, COLUMNS.index("sigma")] > 0
     assert not (noisy & ~torch.tensor(schedule.draws_noise)).any()
 
@@ -48,15 +48,15 @@ def test_the_class_steps_by_the_rows_of_the_schedule(name):
     x = theirs = torch.randn(PICTURES, generator=generator()) * schedule.init_noise_sigma
     draws, ours_draws = generator(), generator()
     drawing = {"generator": draws} if any(schedule.draws_noise) else {}
-    earlier = None if schedule.keeps_output is None else (torch.zeros_like(channels_last(x)),) * EARLIER
+    n, *shape = channels_last(x).shape
+    kept = [torch.zeros(n, EARLIER, *shape) if schedule.multistep else None]
     for i, t in enumerate(schedule.timesteps):
         theirs = scheduler.step(model(theirs, t), t, theirs, **drawing).prev_sample
         noise = torch.randn(PICTURES, generator=ours_draws) if schedule.draws_noise[i] else None
         output, noise = channels_last(model(x, t)), None if noise is None else channels_last(noise)
         x, _, *kept = denoise_step(
-            output, channels_last(x), schedule.rows[i], schedule.options, noise=noise, earlier=earlier
+            output, channels_last(x), schedule.rows[i], schedule.options, noise=noise, earlier=kept[0]
         )
+        kept = kept or [None]
         x = x.permute(0, 3, 1, 2)
-        if schedule.keeps_output is not None:
-            earlier = keep(earlier, kept, schedule.keeps_output[i])
         assert torch.equal(theirs, x), f"step {i + 1}"

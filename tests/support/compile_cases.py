@@ -13,6 +13,7 @@ from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.weights import FP8, INT8, Quantised, k_first
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.scale_input import scale_input
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
 from tests.support.compiled import TYPES
@@ -112,12 +113,17 @@ def step(n, height, dtype=torch.bfloat16, guided=False, variance="fixed", noise=
     x_t = meta(n, height, height, 3, dtype=torch.float32)
     output = meta(n, height, height, 3 if variance == "fixed" else 6, dtype=dtype)
     noises = {"none": None, "given": x_t, "philox": meta(n, dtype=torch.int64)}
-    table, counter = meta(50, len(COLUMNS), dtype=torch.float32), meta(1, dtype=torch.int32)
+    table, counter = meta(50, len(COLUMNS), dtype=torch.float32), meta(n, dtype=torch.int32)
     return lambda: denoise_step.kernel(
-        output, x_t, table, StepOptions(clip_range=1.0, variance=variance), noise=noises[noise],
-        unguided=output if guided else None, guidance_scale=2.0, step=counter,
-        earlier=(x_t,) * EARLIER if multistep else None,
+        output, x_t, table, StepOptions(variance=variance), noise=noises[noise],
+        unguided=output if guided else None, guidance_scale=meta(n, dtype=torch.float32), step=counter,
+        earlier=meta(n, EARLIER, height, height, 3, dtype=torch.float32) if multistep else None,
     )  # fmt: skip
+
+
+def model_input(n, height, dtype=torch.bfloat16, copies=1):
+    x_t, table = meta(n, height, height, 3, dtype=torch.float32), meta(50, len(COLUMNS), dtype=torch.float32)
+    return lambda: scale_input.kernel(x_t, table, meta(n, dtype=torch.int32), dtype, copies)
 
 
 CASES = {
@@ -223,6 +229,8 @@ CASES = {
     "layer_norm-N2-C36-rms": token_norm(2, 77, 36, rms=True),
     "layer_norm-N1-C1-smallest": token_norm(1, 1, 1, added=True),
     "layer_norm-N1-C3000-fp32": token_norm(1, 16, 3000, dtype=torch.float32),
+    "scale-input-N8-H64-guided": model_input(8, 64, copies=2),
+    "scale-input-N1-H7-fp32": model_input(1, 7, torch.float32),
     "denoise-N8-H256": step(8, 256),
     "denoise-N64-H32-guided-philox": step(64, 32, guided=True, noise="philox"),
     "denoise-N2-H7-learned": step(2, 7, variance="learned", noise="given", dtype=torch.float32),

@@ -10,11 +10,13 @@ from fastdiff.arguments import shown
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import resolve_device
 from fastdiff.execution.tensors import REAL, tensor
-from fastdiff.kernels.denoise import EARLIER, keep
+from fastdiff.kernels.denoise import COLUMNS, EARLIER
 from fastdiff.samplers.shared.noise import Generators
 from fastdiff.samplers.shared.schedule import Schedule
-from fastdiff.samplers.shared.scheduler import Scheduler, SchedulerOutput
+from fastdiff.samplers.shared.scheduler import Scheduler, SchedulerOutput, channels_last
 from fastdiff.schema import checked, whole
+
+INPUT_DIV, READS_EARLIER, KEEPS_OUTPUT = map(COLUMNS.index, ("input_div", "reads_earlier", "keeps_output"))
 
 
 class CountedScheduler(Scheduler):
@@ -39,7 +41,7 @@ class CountedScheduler(Scheduler):
         self._begin_index: int | None = None
         self._begun = 0  # the loop's first step
         self._table: Tensor | None = None  # the loop's rows, on the samples' device
-        self._earlier: tuple[Tensor, ...] | None = None
+        self._earlier: Tensor | None = None
 
     def _begin_run(self, timesteps: Tensor, device: torch.device | str | None) -> None:
         """Start a new run over timesteps (calls,)."""
@@ -96,6 +98,16 @@ class CountedScheduler(Scheduler):
         """Return the rows of the run (steps, len(COLUMNS)), for a loop that begins with step `begin`."""
         raise NotImplementedError
 
+    def _complete_table(self, begin: int) -> Tensor:
+        """Return `_make_table` with the columns that the class determines: what steps keep, and the model's input."""
+        rows = self._make_table(begin)[: len(self.timesteps)]
+        if self.multistep:
+            keeps = [self._keeps(index - begin) for index in range(len(rows))]
+            rows[:, READS_EARLIER], rows[:, KEEPS_OUTPUT] = 1, torch.tensor(keeps).to(rows)
+        if not self.scales_input:
+            rows[:, INPUT_DIV] = 1
+        return rows
+
     def _keeps(self, step: int) -> bool:
         """Whether later steps can read the output of this step of the loop."""
         return True
@@ -108,12 +120,12 @@ class CountedScheduler(Scheduler):
         steps = range(len(self.timesteps))
         return Schedule(
             self.timesteps,
-            self._make_table(begin=0)[: len(steps)],
+            self._complete_table(begin=0),
             self._step_options,
             draws_noise=tuple(self._draws(index) for index in steps),
             init_noise_sigma=float(self.init_noise_sigma),
             scales_input=self.scales_input,
-            keeps_output=tuple(self._keeps(index) for index in steps) if self.multistep else None,
+            multistep=self.multistep,
             noise_dtype=self.noise_dtype,
         )
 
@@ -131,24 +143,24 @@ class CountedScheduler(Scheduler):
         index = self._step_index or 0
         if self._table is None or self._table.device != sample.device:
             self._begun = index if self._table is None else self._begun
-            self._table = self._make_table(self._begun).to(sample.device)
+            self._table = self._complete_table(self._begun).to(sample.device)
         x_prev, x0, *kept = self._stepped(
             model_output, sample, self._table[index] if row is None else row, noise, self._earlier_of(sample)
         )
-        if self._earlier is not None:
-            self._earlier = keep(self._earlier, kept, self._keeps(index - self._begun))
+        self._earlier = kept[0] if kept else None
         self._step_index = index + 1
         dtype = model_output.dtype
         dtype = dtype if self.rounds_to_output else torch.promote_types(dtype, sample.dtype)
         result = SchedulerOutput(x_prev.to(dtype), x0)
         return result if return_dict else tuple(result[: 2 if self.returns_x0 else 1])
 
-    def _earlier_of(self, sample: Tensor) -> tuple[Tensor, ...] | None:
-        """Return s, h1, h2 and h3, each (N, C, ...) and zero before the first step; None unless `multistep`."""
-        if self.multistep and self._earlier is None:
-            zeros = torch.zeros_like(sample, dtype=torch.promote_types(sample.dtype, torch.float32))
-            self._earlier = (zeros,) * EARLIER
-        return self._earlier
+    def _earlier_of(self, sample: Tensor) -> Tensor | None:
+        """Return s, h1, h2 and h3, (N, EARLIER, ..., C) and zero before the first step; None unless `multistep`."""
+        if not self.multistep or self._earlier is not None:
+            return self._earlier
+        n, *shape = channels_last(sample).shape
+        dtype = torch.promote_types(sample.dtype, torch.float32)
+        return torch.zeros(n, EARLIER, *shape, dtype=dtype, device=sample.device)
 
 
 class NoiselessScheduler(CountedScheduler):

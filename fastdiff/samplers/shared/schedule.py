@@ -30,8 +30,7 @@ class Schedule:
     draws_noise: tuple[bool, ...]  # per step, whether it adds noise
     init_noise_sigma: float = 1.0  # the standard deviation of the starting noise
     scales_input: bool = False  # whether the model sees x_t divided by input_div
-    # Per step, whether later steps can read its output; None for a sampler that reads no earlier outputs
-    keeps_output: tuple[bool, ...] | None = None
+    multistep: bool = False  # whether steps read what earlier steps kept
     noise_dtype: torch.dtype | None = None  # in which a generator draws the steps' noise; None: the model's
 
     def __len__(self) -> int:
@@ -43,22 +42,27 @@ class Schedule:
 
 
 def step_options(config: DiffusionConfig) -> StepOptions:
-    """Return what all steps of `config` share: how x0 is clipped, and the source of the variance."""
+    """Return what all steps of `config` share: how x0 is thresholded, and the source of the variance."""
     if isinstance(config, ThresholdingConfig) and config.thresholding:
         return StepOptions(
             threshold_ratio=config.dynamic_thresholding_ratio,
             threshold_max=config.sample_max_value,
             variance=config.variance,
         )
-    if isinstance(config, ClippingConfig) and config.clip_sample:
-        return StepOptions(clip_range=config.clip_sample_range, variance=config.variance)
     return StepOptions(variance=config.variance)
+
+
+def clip_range(config: DiffusionConfig) -> float:
+    """Return the column of this name: how far x0 is clipped; 0 if it is not. Thresholding replaces clipping."""
+    thresholds = isinstance(config, ThresholdingConfig) and config.thresholding
+    clips = isinstance(config, ClippingConfig) and config.clip_sample and not thresholds
+    return config.clip_sample_range if clips else 0.0
 
 
 def stack_columns(
     columns: Mapping[str, Tensor], config: DiffusionConfig, timesteps: Tensor, alpha_bar: Tensor
 ) -> Tensor:
-    """Return the rows of steps, (steps, len(COLUMNS)) float32. Missing columns are zero.
+    """Return the rows of steps, (steps, len(COLUMNS)) float32. `config` gives clip_range; missing columns are zero.
 
     Args:
         columns: The sampler's columns by name, (steps,) float64 each.
@@ -68,9 +72,11 @@ def stack_columns(
 
     Raises InputError that names the option that leaves a step undefined.
     """
-    rows = _stack(columns, alpha_bar)
+    clip = clip_range(config)
+    shared = {"clip_range": torch.full_like(alpha_bar, clip), "input_div": torch.ones_like(alpha_bar)}
+    rows = _stack({**columns, **shared}, alpha_bar)
     undefined = ~rows.isfinite().all(dim=1)
-    if step_options(config).clip_range is None:  # clipping makes an infinite x0 finite, as in diffusers
+    if not clip:  # clipping makes an infinite x0 finite, as in diffusers
         undefined |= columns["x0_div"] == 0
     if undefined.any():
         first = int(undefined.nonzero()[0])

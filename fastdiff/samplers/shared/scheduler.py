@@ -270,21 +270,23 @@ class Scheduler:
         sample: Tensor,
         row: Tensor,
         noise: Tensor | None,
-        earlier: tuple[Tensor, ...] | None = None,
+        earlier: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Run the step function on samples (N, C, ...), and return its results in the dtype of the arithmetic."""
+        """Run the step function on samples (N, C, ...).
+
+        Return x_{t-1} and x0, (N, C, ...) in the dtype of the arithmetic, and with `earlier` the next step's.
+        """
         x_t = sample.to(torch.promote_types(sample.dtype, torch.float32))
-        output, x_t = _channels_last(model_output), _channels_last(x_t)
-        noise = None if noise is None else _channels_last(noise)
-        kept = None if earlier is None else tuple(_channels_last(each) for each in earlier)
+        output, x_t = channels_last(model_output), channels_last(x_t)
+        noise = None if noise is None else channels_last(noise)
         try:
-            results = denoise_step(output, x_t, row, self._step_options, noise=noise, earlier=kept)
+            x_prev, x0, *kept = denoise_step(output, x_t, row, self._step_options, noise=noise, earlier=earlier)
         except ValueError as error:  # names the tensor with the wrong shape
             raise InputError(f"step: {error}") from None
-        return tuple(_channels_first(each) for each in results)
+        return _channels_first(x_prev), _channels_first(x0), *kept
 
 
-def _channels_last(tensor: Tensor) -> Tensor:
+def channels_last(tensor: Tensor) -> Tensor:
     """Return a view with the channels, dimension 1, last, as the step function expects."""
     return tensor.movedim(1, -1) if tensor.ndim > 1 else tensor
 

@@ -226,8 +226,8 @@ def test_the_schedule_is_the_scheduler(kind, options):
     schedule = ours.schedule(7)
     assert torch.equal(schedule.timesteps, ours.timesteps)
     assert schedule.init_noise_sigma == float(ours.init_noise_sigma)
-    assert torch.equal(schedule.rows, ours._make_table(0)[: len(schedule)])
-    assert (schedule.scales_input, schedule.keeps_output is not None) == (ours.scales_input, ours.multistep)
+    assert torch.equal(schedule.rows, ours._complete_table(0))
+    assert (schedule.scales_input, schedule.multistep) == (ours.scales_input, ours.multistep)
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
