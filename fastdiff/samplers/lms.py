@@ -103,5 +103,7 @@ class LMSDiscreteScheduler(ScaledScheduler):
         """
         order = checked("order", order, whole(1, ORDER))
         index = self._checked_index(timestep, sample, None, return_dict, model_output)
-        row = None if order == ORDER else lms_rows(self._options, self.sigmas, order)[index].to(sample.device)
+        row = None
+        if order < ORDER:
+            row = self._completed(lms_rows(self._options, self.sigmas, order), begin=0)[index].to(sample.device)
         return self._take(model_output, sample, None, return_dict, row)

@@ -1,11 +1,14 @@
 """The model's input has the bits of a division, a cast and a copy, and each picture reads its own row."""
 
+import os
+
 import pytest
 import torch
 
 from fastdiff.kernels.denoise import COLUMNS
 from fastdiff.kernels.scale_input import INPUT_DIV, scale_input
 
+INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 SHAPES = {
     "N2-H8-C3": (2, 8, 8, 3),
     "N1-H1-C1-smallest": (1, 1, 1, 1),
@@ -39,8 +42,9 @@ def test_is_a_division_a_cast_and_a_copy(shape, copies, dtype, randn, run):
     expected = torch.cat([(x / rows[i, INPUT_DIV]).to(dtype)[None] for x, i in zip(x_t, step.tolist(), strict=True)])
     assert (made.dtype, made.shape) == (dtype, (copies * shape[0], *shape[1:]))
     assert made.is_contiguous()
+    rounding = 2**-7 if INTERPRETER and dtype == torch.bfloat16 else 0  # the interpreter rounds bfloat16 down
     for half in made.split(shape[0]):
-        assert torch.equal(half, expected)
+        torch.testing.assert_close(half, expected, rtol=rounding, atol=0)
 
 
 def test_a_divisor_of_one_changes_nothing(randn, run):

@@ -99,8 +99,10 @@ class CountedScheduler(Scheduler):
         raise NotImplementedError
 
     def _complete_table(self, begin: int) -> Tensor:
-        """Return `_make_table` with the columns that the class determines: what steps keep, and the model's input."""
-        rows = self._make_table(begin)[: len(self.timesteps)]
+        return self._completed(self._make_table(begin)[: len(self.timesteps)], begin)
+
+    def _completed(self, rows: Tensor, begin: int) -> Tensor:
+        """Set the columns that the class determines, what steps keep and the model's input, in the rows of a run."""
         if self.multistep:
             keeps = [self._keeps(index - begin) for index in range(len(rows))]
             rows[:, READS_EARLIER], rows[:, KEEPS_OUTPUT] = 1, torch.tensor(keeps).to(rows)

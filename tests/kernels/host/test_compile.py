@@ -33,6 +33,7 @@ QUICK = {
     "linear-N1-C1-smallest",
     "layer_norm-N1-C1-smallest",
     "denoise-N8-H256",
+    "scale-input-N8-H64-guided",
     "to_fp8-tokens-fp8",
     "to_fp8-pictures-fp8",
 }
@@ -56,6 +57,8 @@ LARGEST = (
     "layer_norm-N1-C3000-fp32",
     "denoise-N8-H256",
     "denoise-N2-H7-learned",
+    "scale-input-N8-H64-guided",
+    "scale-input-N1-H7-fp32",
 )
 LARGEST_FP8 = (
     "to_fp8-tokens",

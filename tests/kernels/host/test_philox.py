@@ -94,7 +94,7 @@ def test_noise_counts_elements_through_the_picture():
 
 def test_step_on_the_device_is_the_step():
     seed = torch.tensor([42])
-    assert torch.equal(philox_normal(seed, torch.tensor(6), (4, 4, 3)), philox_normal(seed, 6, (4, 4, 3)))
+    assert torch.equal(philox_normal(seed, torch.tensor([6]), (4, 4, 3)), philox_normal(seed, 6, (4, 4, 3)))
 
 
 def test_the_extreme_words_give_finite_noise():
