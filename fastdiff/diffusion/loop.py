@@ -64,12 +64,11 @@ def denoise(
     loop = _Loop(denoiser, schedule, conditions, seeds)
     if known is not None:
         x_t = known.set_in(x_t.clone())  # the caller may own x_t
-    earlier = x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:]) if schedule.multistep else None
+    kept = {"earlier": x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:])} if schedule.multistep else {}
     for i, draws in enumerate(schedule.draws_noise):
         z = noise() if draws and not isinstance(noise, Tensor) else None
-        take_step = functools.partial(loop.take_step, x_t, i, z, earlier=earlier)
-        x_t, x0, *kept = _join(portions.map(take_step, len(x_t)))
-        earlier = kept[0] if kept else None
+        x_t, x0, *earlier = _join(portions.map(functools.partial(loop.take_step, x_t, i, z, **kept), len(x_t)))
+        kept = {"earlier": earlier[0]} if earlier else {}
         if known is not None:
             known.set_in(x_t)
         if after_step is not None:

@@ -218,10 +218,10 @@ def failing(monkeypatch):
     def failing(most, error):
         step = loop._Loop.step_by_picture
 
-        def step_if_it_fits(self, x_t, i, noise, part, earlier):
+        def step_if_it_fits(self, x_t, i, noise, part):
             if len(x_t[part]) > most:
                 raise error
-            return step(self, x_t, i, noise, part, earlier)
+            return step(self, x_t, i, noise, part)
 
         monkeypatch.setattr(loop._Loop, "step_by_picture", step_if_it_fits)
 

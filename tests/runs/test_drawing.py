@@ -117,11 +117,11 @@ def fits(monkeypatch):
     def fits(most, error):
         sizes, step = [], _Loop.step_by_picture
 
-        def step_if_it_fits(self, x_t, i, noise, part, earlier):
+        def step_if_it_fits(self, x_t, i, noise, part):
             sizes.append(len(x_t[part]))
             if sizes[-1] > most:
                 raise error
-            return step(self, x_t, i, noise, part, earlier)
+            return step(self, x_t, i, noise, part)
 
         monkeypatch.setattr(_Loop, "step_by_picture", step_if_it_fits)
         return sizes
