@@ -274,6 +274,7 @@ TABLES: dict[str, Table] = {
     "group-norm": operation("group_norm", *PEERS, extra=(TBPS, SHARE)),
     "layer-norm": operation("layer_norm", *PEERS, extra=(TBPS, SHARE)),
     "denoise": operation("denoise", *PEERS, "diffusers", extra=()),
+    "scale-input": operation("scale_input", *PEERS, extra=(TBPS, SHARE)),
     "geglu": operation("geglu", *PEERS, "hopper", "kernel"),
     "swiglu": operation("swiglu", *PEERS, "hopper", "kernel"),
     "from-int8": operation("from_int8", *PEERS, extra=(TBPS, SHARE)),
