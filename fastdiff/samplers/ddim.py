@@ -88,9 +88,9 @@ class DDIMScheduler(Scheduler):
         self.timesteps = spaced_timesteps(self._options, num_inference_steps).to(device)
         self.num_inference_steps = len(self.timesteps)
 
-    def _schedule(self, num_inference_steps: int, eta: float, use_clipped_model_output: bool) -> Schedule:
-        loop = self._loop(num_inference_steps)
-        chain, rows = loop._make_rows(int(loop.timesteps[0]), eta, use_clipped_model_output)
+    def _schedule(self, eta: float | None, use_clipped_model_output: bool) -> Schedule:
+        eta = eta or 0.0
+        chain, rows = self._make_rows(int(self.timesteps[0]), eta, use_clipped_model_output)
         return Schedule(chain, rows, self._step_options, (eta > 0,) * len(chain))
 
     def step(

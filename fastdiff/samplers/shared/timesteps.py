@@ -1,6 +1,8 @@
 """The timesteps of a run, and the target timestep of each step."""
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from fastdiff.arguments import as_int, shown
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import WHOLE
 from fastdiff.samplers.shared.options import DiffusionConfig
+from fastdiff.schema import checked
 
 
 def spaced_timesteps(config: DiffusionConfig, num_inference_steps: int) -> Tensor:
@@ -64,12 +67,33 @@ def custom_timesteps(config: DiffusionConfig, timesteps: Sequence[int]) -> Tenso
         raise InputError(f"timesteps: {shown(timesteps)} is not a list of whole numbers") from None
     if chain.ndim != 1 or len(chain) == 0 or chain.dtype not in WHOLE or chain.is_meta:
         raise InputError("timesteps is not a list of whole numbers; give at least one")
-    chain = chain.to("cpu", torch.int64)
-    if not (chain[1:] < chain[:-1]).all():
-        raise InputError("timesteps do not descend; give each once, from noise to picture")
-    if chain[0] > last or chain[-1] < 0:
-        raise InputError(f"timesteps {int(chain[0])} to {int(chain[-1])} are outside the training's {last} to 0")
-    return chain
+    return torch.tensor(_descending("timesteps", chain.tolist(), last))
+
+
+def custom_numbers(name: str, values: Sequence[float], most: float = math.inf, *, count: int = 1) -> np.ndarray:
+    """Return a caller's timesteps or sigmas, (steps,) float32.
+
+    Args:
+        name: The name of the argument.
+        values: A list, tensor or array of numbers.
+        most: The largest number that the run can begin with.
+        count: The least length.
+
+    Raises InputError unless they are at least `count` numbers that descend from at most `most` to at least 0.
+    """
+    given = checked(name, values, tuple[float, ...])
+    if len(given) < count:
+        raise InputError(f"{name}: {len(given)} given; give at least {count}")
+    return np.array(_descending(name, given, most), dtype=np.float32)
+
+
+def _descending(name: str, values: Sequence[float], most: float) -> Sequence[float]:
+    if any(after >= before for before, after in pairwise(values)):
+        raise InputError(f"{name} do not descend; give each once, from noise to picture")
+    if values[0] > most or values[-1] < 0:
+        bounds = f"the training's {most:g} to 0" if most < math.inf else "their range; give none below 0"
+        raise InputError(f"{name} {values[0]:g} to {values[-1]:g} are outside {bounds}")
+    return values
 
 
 def chosen_timesteps(
