@@ -152,7 +152,7 @@ class Pipeline(Parts, ABC):
             num_inference_steps: default: the model's own number; else 50, or all training steps for DDPM. A few
                 samplers call the model more often.
             guidance_scale: 1 is unguided. Default: the model's own, else that of diffusers' pipeline, else 1.
-            eta: of DDIM. Default: the model's own, else 0.
+            eta: of DDIM and TCD, 0 to 1. Default: the model's own, else diffusers' for the kind of pipeline.
             use_clipped_model_output: of DDIM. Default: the model's own, else False.
             seed: 0 to 2^32 - 1, or a list of seeds.
             batch_size: the number of pictures. Each has its own seed.

@@ -75,6 +75,7 @@ class DDIMScheduler(Scheduler):
 
     names: ClassVar = {"ddim": {}}
     place: ClassVar = 1
+    default_eta: ClassVar = 0.0
     config_class = DDIMConfig
     _options: DDIMConfig
 
@@ -89,7 +90,7 @@ class DDIMScheduler(Scheduler):
         self.num_inference_steps = len(self.timesteps)
 
     def _schedule(self, eta: float | None, use_clipped_model_output: bool) -> Schedule:
-        eta = eta or 0.0
+        eta = self.default_eta if eta is None else eta
         chain, rows = self._make_rows(int(self.timesteps[0]), eta, use_clipped_model_output)
         return Schedule(chain, rows, self._step_options, (eta > 0,) * len(chain))
 
@@ -98,7 +99,7 @@ class DDIMScheduler(Scheduler):
         model_output: Tensor,
         timestep: int | Tensor,
         sample: Tensor,
-        eta: float = 0.0,
+        eta: float = default_eta,
         use_clipped_model_output: bool | None = False,
         generator: Generator | list[Generator] | None = None,
         variance_noise: Tensor | None = None,

@@ -105,6 +105,16 @@ class ThresholdingConfig(DiffusionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistilledConfig(ZeroSNRConfig):
+    """The options of samplers for distilled models. They ignore timestep_spacing and steps_offset."""
+
+    beta_start: Fraction = 0.00085
+    beta_end: Fraction = 0.012
+    beta_schedule: str = "scaled_linear"
+    original_inference_steps: TrainSteps = 50  # how many timesteps the model was distilled at
+
+
+@dataclass(frozen=True, kw_only=True)
 class SigmaConfig(DiffusionConfig):
     """The options of schedulers whose steps go from one noise level sigma to the next."""
 
@@ -140,7 +150,7 @@ class SpacedSigmaConfig(SigmaConfig):
 
 # A scheduler file may hold options of other schedulers, and diffusers ignores them. Any other key is an error, because
 # it could change the picture.
-_GROUPS = (ZeroSNRConfig, ClippingConfig, ThresholdingConfig, SpacedSigmaConfig)
+_GROUPS = (ZeroSNRConfig, ClippingConfig, ThresholdingConfig, DistilledConfig, SpacedSigmaConfig)
 FOREIGN_OPTIONS = _OPTIONS_OF_OTHERS.union(
     *(sampler.defaults for sampler in SAMPLERS.values()),
     *({field.name for field in fields(group)} for group in _GROUPS),

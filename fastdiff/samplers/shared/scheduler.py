@@ -22,7 +22,7 @@ from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, WHOLE, beside, tensor, within
 from fastdiff.kernels.denoise import denoise_step
 from fastdiff.kinds import NotNegative
-from fastdiff.sampler_names import SAMPLERS
+from fastdiff.sampler_names import ETAS, SAMPLERS
 from fastdiff.samplers.shared.betas import make_alpha_bar, make_betas
 from fastdiff.samplers.shared.noise import Generators, check_generators
 from fastdiff.samplers.shared.options import FOREIGN_OPTIONS, DiffusionConfig, marked_defaults
@@ -68,6 +68,7 @@ class Scheduler:
     names: ClassVar[dict[str, dict[str, Any]]] = {}  # user-facing names, and the options that each sets
     a1111_names: ClassVar[dict[str, str]] = {}  # AUTOMATIC1111's names, where they are not `names` in capitals
     place: ClassVar[float] = math.inf  # the position in lists of names
+    default_eta: ClassVar[float | None] = None  # of `step`; None: its steps take no eta
     order = 1  # model calls per step
     init_noise_sigma: float | Tensor = 1.0
     config_class: ClassVar[type[DiffusionConfig]]
@@ -179,8 +180,8 @@ class Scheduler:
     def _schedule(self, eta: float | None, use_clipped_model_output: bool) -> Schedule:
         """Return the schedule of the current `timesteps` for checked options."""
         if eta or use_clipped_model_output:
-            name = "eta" if eta else "use_clipped_model_output"
-            raise InputError(f"{name} is an option of ddim, not of {type(self).__name__}; leave it out or choose ddim")
+            name, owners = ("eta", " and ".join(ETAS)) if eta else ("use_clipped_model_output", "ddim")
+            raise InputError(f"{name} is an option of {owners}, not of {type(self).__name__}; leave it out")
         return self._table_of_loop()
 
     def _loop(self: AnyScheduler, mu: float | None, **choices: Any) -> AnyScheduler:

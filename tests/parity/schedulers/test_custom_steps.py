@@ -37,6 +37,7 @@ CASES = {
         {"timesteps": WHOLE},
     ),
     "lcm": ("LCMScheduler", {}, {"timesteps": [999, 639, 300]}),
+    "tcd": ("TCDScheduler", {}, {"timesteps": [999, 639, 300]}),
 }
 KINDS = {"list": list, "array": np.array, "tensor": torch.tensor}
 

@@ -84,7 +84,7 @@ def test_a_folders_runge_kutta_steps_are_refused_and_left_out_by_name(save_pipel
 
 def test_options_of_ddim_are_refused_of_others(save_pipeline):
     _, folder = save_pipeline("DDPM")
-    with pytest.raises(InputError, match="eta is an option of ddim, not of EulerDiscreteScheduler"):
+    with pytest.raises(InputError, match="eta is an option of ddim and tcd, not of EulerDiscreteScheduler"):
         Pipeline.from_pretrained(folder, device="cpu", scheduler="euler")(eta=0.5, num_inference_steps=2)
 
 
