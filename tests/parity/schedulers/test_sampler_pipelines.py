@@ -72,13 +72,13 @@ def test_diffusers_own_scheduler_is_taken_over(name, save_pipeline):
     assert type(ours.scheduler).__module__.startswith("fastdiff")
 
 
-def test_a_folders_runge_kutta_steps_are_refused_and_left_out_by_name(save_pipeline):
+def test_a_folders_runge_kutta_steps_are_taken_and_left_out_by_name(save_pipeline):
     _, folder = save_pipeline("DDPM")
     path = folder / "model_index.json"
     path.write_text(path.read_text().replace("DDPMScheduler", "PNDMScheduler"))
     diffusers.PNDMScheduler().save_pretrained(folder / "scheduler")
-    with pytest.raises(InputError, match="skip_prk_steps False is not supported"):
-        Pipeline.from_pretrained(folder, device="cpu")
+    own = Pipeline.from_pretrained(folder, device="cpu")
+    assert own.scheduler_name == "pndm-rk" and len(own.scheduler.schedule(5)) == 14
     assert Pipeline.from_pretrained(folder, device="cpu", scheduler="pndm").scheduler.config["skip_prk_steps"]
 
 
