@@ -148,9 +148,31 @@ class SpacedSigmaConfig(SigmaConfig):
         return next(iter(self._spacings()), None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FlowConfig(SpacedSigmaConfig):
+    """The options of solvers that can also follow a flow, where x_t = (1 - sigma) x_0 + sigma eps."""
+
+    prediction_type: Literal["epsilon", "sample", "v_prediction", "flow_prediction"] = "epsilon"
+    use_flow_sigmas: bool | None = False
+    flow_shift: PositiveNumber = 1.0  # only read with use_flow_sigmas
+    use_dynamic_shifting: bool = False  # lets `mu` of a run replace flow_shift by exp(mu)
+    time_shift_type: Literal["exponential"] = "exponential"  # only read with use_dynamic_shifting
+
+    SPACINGS_OF_FLOWS: ClassVar[tuple[str, ...]] = ()  # the spacings that use_flow_sigmas can be combined with
+
+    def check(self) -> None:
+        super().check()
+        if self.use_flow_sigmas and self.sigma_spacing not in ("flow", *self.SPACINGS_OF_FLOWS):
+            raise InputError(f"use_flow_sigmas excludes {self.sigma_spacing} sigmas; choose one of the two")
+
+    @property
+    def sigma_spacing(self) -> str | None:
+        return super().sigma_spacing or ("flow" if self.use_flow_sigmas else None)
+
+
 # A scheduler file may hold options of other schedulers, and diffusers ignores them. Any other key is an error, because
 # it could change the picture.
-_GROUPS = (ZeroSNRConfig, ClippingConfig, ThresholdingConfig, DistilledConfig, SpacedSigmaConfig)
+_GROUPS = (ZeroSNRConfig, ClippingConfig, ThresholdingConfig, DistilledConfig, FlowConfig)
 FOREIGN_OPTIONS = _OPTIONS_OF_OTHERS.union(
     *(sampler.defaults for sampler in SAMPLERS.values()),
     *({field.name for field in fields(group)} for group in _GROUPS),

@@ -87,11 +87,15 @@ def stack_sigma_columns(columns: Mapping[str, Tensor], sigmas: Tensor) -> Tensor
     rows = _stack({**columns, "input_div": (sigmas**2 + 1).sqrt()}, sigmas)
     undefined = ~rows.isfinite().all(dim=1)
     if undefined.any():
-        first = int(undefined.nonzero()[0])
-        raise InputError(
-            f"step {first + 1} of {len(sigmas)} is undefined at sigma {sigmas[first]:g}; use other sigmas or betas"
-        )
+        raise undefined_sigma_step(int(undefined.nonzero()[0]), sigmas)
     return rows.float()
+
+
+def undefined_sigma_step(index: int, sigmas: Tensor) -> InputError:
+    """Return the error for a step without a solution, of the steps that begin at `sigmas` (steps,)."""
+    return InputError(
+        f"step {index + 1} of {len(sigmas)} is undefined at sigma {sigmas[index]:g}; use other sigmas or betas"
+    )
 
 
 def _stack(columns: Mapping[str, Tensor], like: Tensor) -> Tensor:
