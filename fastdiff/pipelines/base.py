@@ -25,6 +25,7 @@ from fastdiff.execution.memory import Portions, or_explain, remedies
 from fastdiff.execution.pace import Pace
 from fastdiff.kinds import NotNegative, Precision
 from fastdiff.models.classes import load_models
+from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.pipelines.drawing import Drawing, DrawingOptions
 from fastdiff.pipelines.parts import Parts
 from fastdiff.requests.defaults import LIBRARY, PRECISION, ModelFacts, Sampling, SamplingOptions, complete_sampling
@@ -277,6 +278,10 @@ class Pipeline(Parts, ABC):
         return end
 
     def _schedule(self, sampling: Sampling) -> Schedule:
+        if self.scheduler.follows_flow and not isinstance(self.denoiser, UNet2DModel):  # as DDPMPipeline takes it
+            raise InputError(
+                f"scheduler {self.scheduler_name}: it needs a model that predicts the velocity of a flow; use another"
+            )
         schedule = self.scheduler.schedule(
             sampling.num_inference_steps,
             eta=sampling.eta,

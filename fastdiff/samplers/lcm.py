@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from fastdiff.kinds import NotNegative
-from fastdiff.samplers.shared.distilled import DistilledScheduler
+from fastdiff.samplers.shared.counted import DistilledScheduler
 from fastdiff.samplers.shared.marginals import Marginals, x0_columns
 from fastdiff.samplers.shared.noise import randn_tensor
 from fastdiff.samplers.shared.options import ClippingConfig, DistilledConfig, ThresholdingConfig

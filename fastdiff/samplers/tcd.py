@@ -19,12 +19,11 @@ from torch import Generator, Tensor
 
 from fastdiff.kernels.denoise import StepOptions
 from fastdiff.kinds import Fraction, NotNegative, PositiveNumber
-from fastdiff.samplers.shared.distilled import DistilledScheduler
+from fastdiff.samplers.shared.counted import DistilledScheduler
 from fastdiff.samplers.shared.marginals import Marginals, x0_columns
 from fastdiff.samplers.shared.noise import randn_tensor
 from fastdiff.samplers.shared.options import DistilledConfig
 from fastdiff.samplers.shared.schedule import Schedule, stack_columns
-from fastdiff.samplers.shared.sigmas import Array
 from fastdiff.schema import checked
 
 
@@ -103,7 +102,7 @@ class TCDScheduler(DistilledScheduler):
         self._step_options = StepOptions()
         self._eta = self.default_eta  # of the rows
 
-    def _distilled(self, original_steps: int | None, strength: float) -> Array:
+    def _distilled(self, original_steps: int | None, strength: float) -> np.ndarray:
         if original_steps is None:
             return super()._distilled(None, strength)
         return np.arange(int(len(self) * strength))  # as in diffusers: any training timestep

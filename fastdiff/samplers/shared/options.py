@@ -15,7 +15,7 @@ from fastdiff.kinds import MAX_TRAIN_STEPS, Fraction, PositiveNumber, TrainSteps
 from fastdiff.sampler_names import SAMPLERS
 from fastdiff.schema import Schema, checked
 
-AnyConfig = TypeVar("AnyConfig", bound="DiffusionConfig")
+AnyConfig = TypeVar("AnyConfig", bound="SchedulerConfig")
 
 FinalSigma = Literal["zero", "sigma_min"]  # after the last step
 VarianceType = Literal["fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range"]
@@ -35,29 +35,10 @@ def marked_defaults(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffusionConfig(Schema):
-    """The options of the forward process and its timesteps, which diffusers schedulers share."""
+class SchedulerConfig(Schema):
+    """The options of any scheduler."""
 
     num_train_timesteps: TrainSteps = 1000
-    beta_start: Fraction = 0.0001
-    beta_end: Fraction = 0.02
-    beta_schedule: str = "linear"
-    # Replaces beta_start, beta_end and beta_schedule
-    trained_betas: Annotated[tuple[Fraction, ...], Len(1, MAX_TRAIN_STEPS)] | None = None
-    prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
-    timestep_spacing: Literal["leading", "trailing", "linspace"] = "leading"
-    steps_offset: Annotated[int, Interval(ge=-MAX_TRAIN_STEPS, le=MAX_TRAIN_STEPS)] = 0  # only read with leading
-
-    BETA_SCHEDULES: ClassVar[tuple[str, ...]] = ("linear", "scaled_linear", "squaredcos_cap_v2")
-
-    def check(self) -> None:
-        if self.trained_betas is None:
-            checked("beta_schedule", self.beta_schedule, Literal[self.BETA_SCHEDULES])
-        elif len(self.trained_betas) < self.num_train_timesteps:
-            raise InputError(
-                f"trained_betas has {len(self.trained_betas)} values for {self.num_train_timesteps} training steps;"
-                " give one for each, or lower num_train_timesteps"
-            )
 
     @property
     def variance(self) -> str:
@@ -78,6 +59,31 @@ class DiffusionConfig(Schema):
             defaults = marked_defaults(mapping)
         skipped = (FOREIGN_OPTIONS - own).union(defaults)
         return super().from_mapping({key: value for key, value in mapping.items() if key not in skipped}, source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffusionConfig(SchedulerConfig):
+    """The options of the forward process and its timesteps, which diffusers schedulers share."""
+
+    beta_start: Fraction = 0.0001
+    beta_end: Fraction = 0.02
+    beta_schedule: str = "linear"
+    # Replaces beta_start, beta_end and beta_schedule
+    trained_betas: Annotated[tuple[Fraction, ...], Len(1, MAX_TRAIN_STEPS)] | None = None
+    prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
+    timestep_spacing: Literal["leading", "trailing", "linspace"] = "leading"
+    steps_offset: Annotated[int, Interval(ge=-MAX_TRAIN_STEPS, le=MAX_TRAIN_STEPS)] = 0  # only read with leading
+
+    BETA_SCHEDULES: ClassVar[tuple[str, ...]] = ("linear", "scaled_linear", "squaredcos_cap_v2")
+
+    def check(self) -> None:
+        if self.trained_betas is None:
+            checked("beta_schedule", self.beta_schedule, Literal[self.BETA_SCHEDULES])
+        elif len(self.trained_betas) < self.num_train_timesteps:
+            raise InputError(
+                f"trained_betas has {len(self.trained_betas)} values for {self.num_train_timesteps} training steps;"
+                " give one for each, or lower num_train_timesteps"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +133,8 @@ class SigmaConfig(DiffusionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpacedSigmaConfig(SigmaConfig):
-    """The options of schedulers that can space the sigmas independently of the timesteps."""
+class SpacedConfig(SchedulerConfig):
+    """The options that space the sigmas of a run independently of its timesteps."""
 
     use_karras_sigmas: bool | None = False
     use_exponential_sigmas: bool | None = False
@@ -145,7 +151,13 @@ class SpacedSigmaConfig(SigmaConfig):
 
     @property
     def sigma_spacing(self) -> str | None:
+        """The spacing of the sigmas: karras, exponential or beta. None: the timesteps determine the sigmas."""
         return next(iter(self._spacings()), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpacedSigmaConfig(SpacedConfig, SigmaConfig):
+    """The options of schedulers that can space the sigmas independently of the timesteps."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fastdiff.errors import InputError
 from fastdiff.execution.transfers import upload
 from fastdiff.kernels.denoise import COLUMNS, StepOptions
-from fastdiff.samplers.shared.options import ClippingConfig, DiffusionConfig, ThresholdingConfig
+from fastdiff.samplers.shared.options import ClippingConfig, DiffusionConfig, SchedulerConfig, ThresholdingConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Schedule:
         return replace(self, rows=upload(self.rows, torch.device(device)))
 
 
-def step_options(config: DiffusionConfig) -> StepOptions:
+def step_options(config: SchedulerConfig) -> StepOptions:
     """Return what all steps of `config` share: how x0 is clipped, and the source of the variance."""
     if isinstance(config, ThresholdingConfig) and config.thresholding:
         return StepOptions(

@@ -69,6 +69,7 @@ class Scheduler:
     a1111_names: ClassVar[dict[str, str]] = {}  # AUTOMATIC1111's names, where they are not `names` in capitals
     place: ClassVar[float] = math.inf  # the position in lists of names
     default_eta: ClassVar[float | None] = None  # of `step`; None: its steps take no eta
+    follows_flow: ClassVar[bool] = False  # whether it only runs models that predict the velocity of a flow
     order = 1  # model calls per step
     init_noise_sigma: float | Tensor = 1.0
     config_class: ClassVar[type[DiffusionConfig]]
@@ -123,15 +124,19 @@ class Scheduler:
         marked = {*(values.keys() - mapping.keys()), *(values.keys() & {*marked_defaults(mapping)})}
         own = {"_class_name": type(self).__name__, "_use_default_values": sorted(marked)}
         self.config = FrozenDict({**values, **kept, **own})
-        self.betas = make_betas(self._options)
-        self.alphas = 1.0 - self.betas
-        self.alphas_cumprod = make_alpha_bar(self.betas)
         self.num_inference_steps: int | None = None
         self.timesteps = torch.arange(len(self) - 1, -1, -1)
+        self._make_process()
         self._step_options = step_options(self._options)
         self._rows: dict[tuple, Tensor] = {}
         self._rows_of: Tensor | None = None  # the timesteps of `_rows`
         self._alpha_bar: dict[torch.device, Tensor] = {}
+
+    def _make_process(self) -> None:
+        """Compute the noise levels of the forward process."""
+        self.betas = make_betas(self._options)
+        self.alphas = 1.0 - self.betas
+        self.alphas_cumprod = make_alpha_bar(self.betas)
 
     def mark_defaults(self, options: Iterable[str]) -> None:
         """Mark options as defaults, whatever their values. Schedulers built from `config` use their own defaults."""

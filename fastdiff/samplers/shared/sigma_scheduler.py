@@ -1,6 +1,5 @@
 """SigmaScheduler, the base of samplers whose steps go from one noise level sigma to the next."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,8 +24,8 @@ class SigmaScheduler(CountedScheduler):
 
     _options: SigmaConfig
 
-    def _build(self, mapping: Mapping[str, Any]) -> None:
-        super()._build(mapping)
+    def _make_process(self) -> None:
+        super()._make_process()
         self.alphas_cumprod = sigma_alpha_bar(self._options)
         self.sigmas = training_sigmas(self.alphas_cumprod)
 

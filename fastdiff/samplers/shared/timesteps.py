@@ -12,7 +12,7 @@ from torch import Tensor
 from fastdiff.arguments import as_int, shown
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import WHOLE
-from fastdiff.samplers.shared.options import DiffusionConfig
+from fastdiff.samplers.shared.options import DiffusionConfig, DistilledConfig, SchedulerConfig
 from fastdiff.schema import checked
 
 
@@ -34,7 +34,7 @@ def spaced_timesteps(config: DiffusionConfig, num_inference_steps: int) -> Tenso
     return torch.from_numpy(check_within(config, timesteps).astype(np.int64))
 
 
-def checked_steps(config: DiffusionConfig, num_inference_steps: Any) -> int:
+def checked_steps(config: SchedulerConfig, num_inference_steps: Any) -> int:
     """Return the number of steps as an int. Raises InputError unless it is from 1 to the number of training steps."""
     steps, total = as_int(num_inference_steps), config.num_train_timesteps
     if steps is None:
@@ -105,6 +105,23 @@ def chosen_timesteps(
     if timesteps is not None and num_inference_steps is None:
         return custom_timesteps(config, timesteps)
     raise InputError("give either num_inference_steps or timesteps")
+
+
+def distilled_timesteps(config: DistilledConfig, original_steps: int | None, strength: float) -> np.ndarray:
+    """Return the timesteps that a model was distilled at, ascending, (original_steps * strength,) int64.
+
+    Args:
+        config: The scheduler's options.
+        original_steps: How many timesteps the model was distilled at; None: the config's original_inference_steps.
+        strength: The fraction of them to return, beginning with the least noisy.
+
+    Raises InputError for more original steps than training steps.
+    """
+    total = config.num_train_timesteps
+    original = config.original_inference_steps if original_steps is None else original_steps
+    if original > total:
+        raise InputError(f"original_inference_steps is {original}; it must be at most the {total} training steps")
+    return np.arange(1, int(original * strength) + 1) * (total // original) - 1
 
 
 def following_in_list(timesteps: Tensor) -> Tensor:

@@ -23,10 +23,11 @@ def hand_written(model, scheduler, generator, steps=STEPS):
     """Return x_0 (2, C, H, W) of a loop written as in diffusers, with the generator's noise."""
     x = torch.randn((2, 3, 8, 8), generator=generator)
     scheduler.set_timesteps(steps)
-    x = x * scheduler.init_noise_sigma
+    x = x * getattr(scheduler, "init_noise_sigma", 1.0)
     taken = {"generator": generator} if "generator" in type(scheduler).step.__code__.co_varnames else {}
     for t in scheduler.timesteps:
-        output = model(scheduler.scale_model_input(x, t), t).sample
+        scaled = scheduler.scale_model_input(x, t) if hasattr(scheduler, "scale_model_input") else x
+        output = model(scaled, t).sample
         x = scheduler.step(output, t, x, **taken).prev_sample
     return x
 
