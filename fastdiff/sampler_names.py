@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 FOLDER = Path(__file__).with_name("samplers")
 
-_HEAD = re.compile(r"^class .*\n(?:(?! {4}(?:def|@))(?: {4}.*)?\n)*", re.MULTILINE)
+_HEAD = re.compile(r"^class .*\n(?:(?! {4}(?:def |@))(?: {4}.*)?\n)*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Sampler:
     names: dict[str, dict[str, Any]]  # user-facing names, and the options that each sets
     a1111_names: dict[str, str]  # AUTOMATIC1111's names, where they are not `names` in capitals
     place: float  # the position in lists of names; a sampler without one comes last
+    default_eta: float | None  # of `step`; None for a sampler without eta
     defaults: Mapping[str, Any]  # of the options that the file adds; None if the default is not a literal
 
 
@@ -44,9 +45,10 @@ def _read(path: Path) -> Sampler:
     if len(configs) != 1 or len(schedulers) != 1:
         raise ValueError(f"{path}: a sampler needs one class ...Config and one class ...Scheduler with literal `names`")
     (class_name,), (defaults,) = schedulers, configs
-    said: dict[str, Any] = {"a1111_names": {}, "place": math.inf, **classes[class_name]}
+    said: dict[str, Any] = {"a1111_names": {}, "place": math.inf, "default_eta": None, **classes[class_name]}
     module = f"fastdiff.samplers.{path.stem}"
-    return Sampler(module, class_name, said["names"], said["a1111_names"], said["place"], defaults)
+    own = (said[name] for name in ("names", "a1111_names", "place", "default_eta"))
+    return Sampler(module, class_name, *own, defaults)
 
 
 def _values(head: ast.ClassDef) -> dict[str, Any]:
@@ -71,6 +73,13 @@ SAMPLERS = read_samplers()
 SCHEDULERS = {name: sampler.class_name for sampler in SAMPLERS.values() for name in sampler.names}
 SCHEDULER_OPTIONS = {name: options for sampler in SAMPLERS.values() for name, options in sampler.names.items()}
 A1111_NAMES = {name: other for sampler in SAMPLERS.values() for name, other in sampler.a1111_names.items()}
+# The user-facing names whose steps take eta, and the default of each
+ETAS = {
+    name: sampler.default_eta
+    for sampler in SAMPLERS.values()
+    if sampler.default_eta is not None
+    for name in sampler.names
+}
 
 if TYPE_CHECKING:
     SchedulerName = str

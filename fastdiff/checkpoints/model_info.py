@@ -41,7 +41,7 @@ class ModelInfo(Schema):
     guidance_scale: NotNegative | None = None
     num_inference_steps: Steps | None = None
     scheduler: SchedulerName | None = None
-    eta: Fraction | None = None  # of DDIM
+    eta: Fraction | None = None  # of DDIM, and of `scheduler` if that takes it
     use_clipped_model_output: bool | None = None  # of DDIM
 
     @classmethod

@@ -10,7 +10,7 @@ from fastdiff.errors import InputError
 from fastdiff.kinds import MAX_SEED
 from fastdiff.requests import defaults
 from fastdiff.requests.request import DTYPES, PRECISIONS
-from fastdiff.sampler_names import SCHEDULERS
+from fastdiff.sampler_names import ETAS, SCHEDULERS
 
 DEVICES = "auto, cpu, cuda or cuda:1"
 
@@ -71,7 +71,8 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     steps = f"denoising steps (default: the model's own, else {defaults.STEPS})"
     add("--steps", "--num-inference-steps", dest="num_inference_steps", type=int, metavar="N", help=steps)
     add("--scheduler", choices=SCHEDULERS, help="sampler (default: the model's own)")
-    add("--eta", type=float, help=f"noise of DDIM steps, 0 to 1 (default: the model's own, else {defaults.ETA:g})")
+    noisy = " and ".join(name.upper() for name in ETAS)
+    add("--eta", type=float, help=f"noise of {noisy} steps, 0 to 1 (default: the model's own, else {defaults.ETA:g})")
     guidance = "guidance scale; 1 is no guidance (default: the model's own, else 1)"
     add("--cfg-scale", "--guidance", "--guidance-scale", dest="guidance_scale", type=float, help=guidance)
     add("--clip-skip", type=int, metavar="N", help="skip the last N layers of the text encoder (default: 0)")

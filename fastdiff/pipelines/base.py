@@ -25,6 +25,7 @@ from fastdiff.execution.memory import Portions, or_explain, remedies
 from fastdiff.execution.pace import Pace
 from fastdiff.kinds import NotNegative, Precision
 from fastdiff.models.classes import load_models
+from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.pipelines.drawing import Drawing, DrawingOptions
 from fastdiff.pipelines.parts import Parts
 from fastdiff.requests.defaults import LIBRARY, PRECISION, ModelFacts, Sampling, SamplingOptions, complete_sampling
@@ -152,7 +153,7 @@ class Pipeline(Parts, ABC):
             num_inference_steps: default: the model's own number; else 50, or all training steps for DDPM. A few
                 samplers call the model more often.
             guidance_scale: 1 is unguided. Default: the model's own, else that of diffusers' pipeline, else 1.
-            eta: of DDIM. Default: the model's own, else 0.
+            eta: of DDIM and TCD, 0 to 1. Default: the model's own, else diffusers' for the kind of pipeline.
             use_clipped_model_output: of DDIM. Default: the model's own, else False.
             seed: 0 to 2^32 - 1, or a list of seeds.
             batch_size: the number of pictures. Each has its own seed.
@@ -277,6 +278,10 @@ class Pipeline(Parts, ABC):
         return end
 
     def _schedule(self, sampling: Sampling) -> Schedule:
+        if self.scheduler.follows_flow and not isinstance(self.denoiser, UNet2DModel):  # as DDPMPipeline takes it
+            raise InputError(
+                f"scheduler {self.scheduler_name}: it needs a model that predicts the velocity of a flow; use another"
+            )
         schedule = self.scheduler.schedule(
             sampling.num_inference_steps,
             eta=sampling.eta,

@@ -11,6 +11,7 @@ from fastdiff.errors import InputError
 from fastdiff.kinds import MAX_SEED
 from fastdiff.requests.defaults import Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.requests.request import PROMPT_SETTINGS, Request
+from fastdiff.sampler_names import ETAS
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,11 @@ def seeds_from(first: int, count: int) -> range:
 
 
 def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None:
-    for name in ("eta", "use_clipped_model_output"):
+    for name, owners in {"eta": tuple(ETAS), "use_clipped_model_output": ("ddim",)}.items():
         value = getattr(sampling, name)
-        if sampling.scheduler not in ("ddim", None) and value is not None:
-            raise InputError(f"{name} {value} is an option of ddim; leave it out, or give --scheduler ddim")
+        if sampling.scheduler not in (*owners, None) and value is not None:
+            whose = " and ".join(owners)
+            raise InputError(f"{name} {value} is an option of {whose}; leave it out, or give --scheduler {owners[0]}")
     check_steps(sampling.num_inference_steps, card)
     guidable = card.reads_text or (labelled and card.info.null_label is not None)
     if sampling.guidance_scale != 1 and not guidable:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.sampler_names import ETAS
 
 MODEL = "emoji-sd"
 MODEL_OF_LABELS = "emoji64"  # for a request with labels and no model
@@ -20,7 +21,7 @@ SCHEDULER = "ddim"  # what the page shows for a folder whose own scheduler fastd
 STEPS = 50  # as in diffusers' DDIMPipeline and DiTPipeline
 VERIFICATION_STEPS = 4  # covers each kind of step: first, middle and last
 CPU_STEPS = 20  # on the page: a first picture on a CPU should take seconds
-ETA = 0.0  # as in diffusers' DDIMPipeline; plain DDIM (Song et al. 2021) adds no noise
+ETA = 0.0  # as in diffusers' DDIMPipeline and StableDiffusionPipeline, which also pass it to TCD
 USE_CLIPPED_MODEL_OUTPUT = False  # as in diffusers' DDIMPipeline, where None means False
 GUIDANCE_SCALE = 1.0  # unguided
 
@@ -54,14 +55,14 @@ class SamplingOptions:
 
     scheduler: str | None = None  # one of sampler_names.SCHEDULERS
     num_inference_steps: int | None = None
-    eta: float | None = None  # only DDIM
+    eta: float | None = None  # only of samplers in sampler_names.ETAS
     use_clipped_model_output: bool | None = None  # only DDIM
     guidance_scale: float | None = None
 
 
 @dataclass(frozen=True)
 class Sampling(SamplingOptions):
-    """Options with every choice made. The DDIM options stay None for other schedulers."""
+    """Options with every choice made. Options of other schedulers stay None."""
 
     num_inference_steps: int = STEPS
     guidance_scale: float = GUIDANCE_SCALE
@@ -93,12 +94,16 @@ def model_of(*, labelled: bool) -> str:
 def complete_sampling(asked: SamplingOptions, model: ModelFacts, defaults: Defaults, *, labelled: bool) -> Sampling:
     """Return `asked` with its open options chosen. The given options are not checked.
 
+    The model's own eta is for DDIM, and for the sampler that the model names itself.
+
     labelled: whether the pictures have labels, so that guidance is possible.
     """
     info = model.info
     scheduler = asked.scheduler or model.default_scheduler
     is_ddpm = scheduler == "ddpm" and not model.reads_text
     is_ddim = scheduler in ("ddim", None)
+    eta = ETA if is_ddim or model.reads_text else ETAS.get(scheduler)
+    own_eta = info.eta if is_ddim or scheduler == info.scheduler else None
     steps = info.num_inference_steps or (defaults.ddpm_steps if is_ddpm else STEPS) or model.num_train_timesteps
     steps = min(steps, model.num_train_timesteps, defaults.most_steps or steps)
     guidable = model.reads_text or (labelled and info.null_label is not None)
@@ -106,7 +111,7 @@ def complete_sampling(asked: SamplingOptions, model: ModelFacts, defaults: Defau
     return Sampling(
         scheduler=scheduler,
         num_inference_steps=_first(asked.num_inference_steps, steps),
-        eta=_first(asked.eta, info.eta, ETA) if is_ddim else asked.eta,
+        eta=_first(asked.eta, own_eta, eta) if is_ddim or scheduler in ETAS else asked.eta,
         use_clipped_model_output=_first(
             asked.use_clipped_model_output, info.use_clipped_model_output, USE_CLIPPED_MODEL_OUTPUT
         )

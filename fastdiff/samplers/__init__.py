@@ -25,5 +25,6 @@ literal::
 `fastdiff.sampler_names` reads `names` without importing the file and derives every list of samplers from it: the
 choices and help of `--scheduler`, the page's choices, the validation of requests, `fastdiff.EulerDiscreteScheduler`,
 and the classes that a model's scheduler_config.json may name. `place` orders these lists; a sampler without `place`
-comes last. `a1111_names` gives AUTOMATIC1111's name of the sampler, for the settings in PNGs.
+comes last. `a1111_names` gives AUTOMATIC1111's name of the sampler, for the settings in PNGs. `default_eta` is for a
+sampler whose `step` takes `eta`.
 """

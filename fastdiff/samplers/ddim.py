@@ -75,6 +75,7 @@ class DDIMScheduler(Scheduler):
 
     names: ClassVar = {"ddim": {}}
     place: ClassVar = 1
+    default_eta: ClassVar = 0.0
     config_class = DDIMConfig
     _options: DDIMConfig
 
@@ -88,9 +89,9 @@ class DDIMScheduler(Scheduler):
         self.timesteps = spaced_timesteps(self._options, num_inference_steps).to(device)
         self.num_inference_steps = len(self.timesteps)
 
-    def _schedule(self, num_inference_steps: int, eta: float, use_clipped_model_output: bool) -> Schedule:
-        loop = self._loop(num_inference_steps)
-        chain, rows = loop._make_rows(int(loop.timesteps[0]), eta, use_clipped_model_output)
+    def _schedule(self, eta: float | None, use_clipped_model_output: bool) -> Schedule:
+        eta = self.default_eta if eta is None else eta
+        chain, rows = self._make_rows(int(self.timesteps[0]), eta, use_clipped_model_output)
         return Schedule(chain, rows, self._step_options, (eta > 0,) * len(chain))
 
     def step(
@@ -98,7 +99,7 @@ class DDIMScheduler(Scheduler):
         model_output: Tensor,
         timestep: int | Tensor,
         sample: Tensor,
-        eta: float = 0.0,
+        eta: float = default_eta,
         use_clipped_model_output: bool | None = False,
         generator: Generator | list[Generator] | None = None,
         variance_noise: Tensor | None = None,

@@ -23,8 +23,9 @@ from fastdiff.samplers.shared.noise import randn_tensor
 from fastdiff.samplers.shared.options import FinalSigma, SpacedSigmaConfig, ZeroSNRConfig
 from fastdiff.samplers.shared.schedule import stack_sigma_columns
 from fastdiff.samplers.shared.scheduler import SchedulerOutput
-from fastdiff.samplers.shared.sigma_scheduler import ScaledScheduler, check_chosen, numbers
+from fastdiff.samplers.shared.sigma_scheduler import ScaledScheduler, check_chosen
 from fastdiff.samplers.shared.sigmas import (
+    Array,
     float_timesteps,
     sigma_x0_columns,
     sigmas_at,
@@ -33,7 +34,7 @@ from fastdiff.samplers.shared.sigmas import (
     training_sigmas,
     with_final,
 )
-from fastdiff.samplers.shared.timesteps import checked_steps
+from fastdiff.samplers.shared.timesteps import checked_steps, custom_numbers
 from fastdiff.schema import checked
 
 
@@ -58,19 +59,18 @@ def euler_sigmas(config: EulerConfig, alpha_bar: Tensor, steps: int) -> tuple[Te
     return _finish(config, alpha_bar, float_timesteps(config, steps))
 
 
-def euler_sigmas_at(config: EulerConfig, alpha_bar: Tensor, timesteps: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return the same as `euler_sigmas`, for custom timesteps."""
-    return _finish(config, alpha_bar, np.array(timesteps).astype(np.float32))
+def euler_sigmas_at(config: EulerConfig, alpha_bar: Tensor, timesteps: Array) -> tuple[Tensor, Tensor]:
+    """Return the same as `euler_sigmas`, for custom timesteps (steps,) float32."""
+    return _finish(config, alpha_bar, timesteps)
 
 
-def euler_custom_sigmas(config: EulerConfig, alpha_bar: Tensor, sigmas: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return the same as `euler_sigmas`, for custom sigmas, which include the one after the last step."""
+def euler_custom_sigmas(config: EulerConfig, alpha_bar: Tensor, sigmas: Array) -> tuple[Tensor, Tensor]:
+    """Return the same as `euler_sigmas`, for custom sigmas (steps + 1,) float32."""
     log_sigmas = np.log(training_sigmas(alpha_bar).numpy())
-    chosen = np.array(sigmas).astype(np.float32)
-    return _told(config, torch.from_numpy(chosen), timesteps_of(chosen[:-1], log_sigmas))
+    return _told(config, torch.from_numpy(sigmas), timesteps_of(sigmas[:-1], log_sigmas))
 
 
-def _finish(config: EulerConfig, alpha_bar: Tensor, timesteps: np.ndarray) -> tuple[Tensor, Tensor]:
+def _finish(config: EulerConfig, alpha_bar: Tensor, timesteps: Array) -> tuple[Tensor, Tensor]:
     trained = training_sigmas(alpha_bar).numpy()
     log_sigmas = np.log(trained)
     if config.interpolation_type == "linear":
@@ -83,7 +83,7 @@ def _finish(config: EulerConfig, alpha_bar: Tensor, timesteps: np.ndarray) -> tu
     return _told(config, with_final(sigmas, alpha_bar, config.final_sigmas_type), timesteps)
 
 
-def _told(config: EulerConfig, sigmas: Tensor, timesteps: np.ndarray) -> tuple[Tensor, Tensor]:
+def _told(config: EulerConfig, sigmas: Tensor, timesteps: Array) -> tuple[Tensor, Tensor]:
     if config.tells_log_sigma:
         return torch.tensor([0.25 * sigma.log() for sigma in sigmas[:-1]]), sigmas
     return torch.from_numpy(timesteps.astype(np.float32)), sigmas
@@ -132,9 +132,11 @@ class EulerDiscreteScheduler(ScaledScheduler):
         if timesteps is not None:
             if self._options.tells_log_sigma:
                 raise InputError("timesteps: this scheduler's options allow no custom ones; give num_inference_steps")
-            chosen = euler_sigmas_at(self._options, self.alphas_cumprod, numbers("timesteps", timesteps))
+            own = custom_numbers("timesteps", timesteps, len(self) - 1)
+            chosen = euler_sigmas_at(self._options, self.alphas_cumprod, own)
         elif sigmas is not None:
-            chosen = euler_custom_sigmas(self._options, self.alphas_cumprod, numbers("sigmas", sigmas, least=2))
+            own = custom_numbers("sigmas", sigmas, count=2)
+            chosen = euler_custom_sigmas(self._options, self.alphas_cumprod, own)
         else:
             chosen = euler_sigmas(self._options, self.alphas_cumprod, checked_steps(self._options, num_inference_steps))
         self._choose(*chosen, device)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,9 +17,9 @@ from fastdiff.kinds import Fraction
 from fastdiff.samplers.shared.counted import NoiselessScheduler
 from fastdiff.samplers.shared.options import ClippingConfig, DiffusionConfig, SpacedSigmaConfig
 from fastdiff.samplers.shared.schedule import clip_range, stack_sigma_columns
-from fastdiff.samplers.shared.sigma_scheduler import ScaledScheduler, check_chosen, numbers
-from fastdiff.samplers.shared.sigmas import float_sigmas, float_timesteps, sigma_x0_columns, tangent_columns
-from fastdiff.samplers.shared.timesteps import checked_steps
+from fastdiff.samplers.shared.sigma_scheduler import ScaledScheduler, check_chosen
+from fastdiff.samplers.shared.sigmas import Array, float_sigmas, float_timesteps, sigma_x0_columns, tangent_columns
+from fastdiff.samplers.shared.timesteps import checked_steps, custom_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,7 @@ class HeunConfig(SpacedSigmaConfig, ClippingConfig):
     BETA_SCHEDULES: ClassVar[tuple[str, ...]] = (*DiffusionConfig.BETA_SCHEDULES, "exp")
 
 
-def heun_sigmas(config: HeunConfig, alpha_bar: Tensor, timesteps: np.ndarray) -> tuple[Tensor, Tensor]:
+def heun_sigmas(config: HeunConfig, alpha_bar: Tensor, timesteps: Array) -> tuple[Tensor, Tensor]:
     """Return the timesteps (2 * steps - 1,) and sigmas (2 * steps,) of a run's calls over `timesteps`, both float32.
 
     Each call has its sigma. All sigmas but the first and the last come twice: at the end of a step, and at the start of
@@ -106,7 +105,7 @@ class HeunDiscreteScheduler(ScaledScheduler, NoiselessScheduler):
         if timesteps is None:
             chosen = float_timesteps(self._options, checked_steps(self._options, num_inference_steps))
         else:
-            chosen = np.array(numbers("timesteps", timesteps), dtype=np.float32)
+            chosen = custom_numbers("timesteps", timesteps, len(self) - 1)
         self._choose(*heun_sigmas(self._options, self.alphas_cumprod, chosen), device)
         self.num_inference_steps = len(chosen)
 

@@ -15,6 +15,7 @@ from fastdiff.requests import png
 from fastdiff.requests.request import AXES, PICTURE
 from fastdiff.runs import files
 from fastdiff.runs.drawing import Finished, Progress, Run
+from fastdiff.sampler_names import ETAS
 from fastdiff.ui.drawing import Drawn, draw, prepare
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.parts.axes import Axes, caption
@@ -86,7 +87,7 @@ def prepare_sheet(asked: UncheckedRequest, axes: Axes, engine: Engine, limits: L
 def _with(asked: UncheckedRequest, settings: Mapping[str, Any]) -> UncheckedRequest:
     """Return the request for one picture."""
     asked = replace(asked, num_images=1, **settings)
-    return asked if asked.scheduler == "ddim" else replace(asked, eta=None)
+    return asked if asked.scheduler in ETAS else replace(asked, eta=None)
 
 
 def _group(runs: Sequence[Run], places: Sequence[int], settings: Mapping[str, Any]) -> SheetGroup:

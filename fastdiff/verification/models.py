@@ -19,7 +19,7 @@ from fastdiff.checkpoints.registry import VALUE_FUNCTION
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
-from fastdiff.sampler_names import SCHEDULER_OPTIONS, SCHEDULERS
+from fastdiff.sampler_names import ETAS, SCHEDULER_OPTIONS, SCHEDULERS
 from fastdiff.verification.comparisons import (
     FINAL_TOLERANCE,
     SEED,
@@ -136,8 +136,9 @@ class Reference:
 
         request, null_label = self.request, self.card.info.null_label
         scale = 1.0 if request.guidance_scale is None else request.guidance_scale
-        options = {"eta": request.eta, "use_clipped_model_output": request.use_clipped_model_output}
-        options = options if request.scheduler == "ddim" else {}
+        options = {"eta": request.eta} if request.scheduler in ETAS else {}
+        if request.scheduler == "ddim":
+            options["use_clipped_model_output"] = request.use_clipped_model_output
         classes = torch.tensor(labels, device=x_t.device) if labels else None
         null_classes = None if classes is None or null_label is None else torch.full_like(classes, null_label)
         self.scheduler.set_timesteps(request.num_inference_steps)

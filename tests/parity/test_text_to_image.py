@@ -134,6 +134,7 @@ SCHEDULERS = {
     "lms": ("LMSDiscreteScheduler", {}),
     "lms-karras": ("LMSDiscreteScheduler", {"use_karras_sigmas": True}),
     "lcm": ("LCMScheduler", {}),
+    "tcd": ("TCDScheduler", {}),
 }
 
 
@@ -147,6 +148,17 @@ def test_schedulers(kind, case, text_pipes):
         theirs.scheduler = getattr(diffusers, name).from_config(before.config, **options)
         other = ours.with_scheduler(theirs.scheduler)
         assert_both_draw_the_same(theirs, other, num_inference_steps=5, prompt=["a cat", "riding"])
+    finally:
+        theirs.scheduler = before
+
+
+def test_eta_reaches_the_steps_of_tcd(text_pipes):
+    theirs, ours = text_pipes("sd1")
+    before = theirs.scheduler
+    try:
+        theirs.scheduler = diffusers.TCDScheduler.from_config(before.config)
+        other = ours.with_scheduler(theirs.scheduler)
+        assert_both_draw_the_same(theirs, other, num_inference_steps=4, prompt="a cat", eta=0.3)
     finally:
         theirs.scheduler = before
 

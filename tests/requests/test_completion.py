@@ -97,7 +97,7 @@ def test_a_random_seed_leaves_room_for_all_pictures(monkeypatch):
         ({"guidance_scale": 3.0}, UNNAMED, "has no null label, which guidance needs"),
         ({"seed": MAX_SEED, "num_images": 2}, EMOJI64, "seed 4294967295: 2 pictures would exceed the last seed"),
         ({"seed": (1, 2), "num_images": 3}, EMOJI64, "num-images 3: the list has 2 seeds"),
-        ({"scheduler": "ddpm", "eta": 0.0}, EMOJI64, "eta 0.0 is an option of ddim"),
+        ({"scheduler": "ddpm", "eta": 0.0}, EMOJI64, "eta 0.0 is an option of ddim and tcd; leave it out"),
         (
             {"scheduler": "ddpm", "use_clipped_model_output": True},
             EMOJI64,
@@ -115,6 +115,18 @@ def test_what_a_model_cannot_do_is_refused(asked, card, message):
 def test_ddpm_has_no_options_of_ddim():
     request, _ = complete(Request(scheduler="ddpm"), EMOJI64, COMMAND)
     assert (request.eta, request.use_clipped_model_output, request.num_inference_steps) == (None, None, 50)
+
+
+def test_the_eta_of_tcd_is_its_own_and_not_ddims(text_card):
+    """diffusers' DDPMPipeline leaves eta to the scheduler, and its text to image pipelines pass 0."""
+    of_ddim = replace(UNCONDITIONAL, info=ModelInfo(scheduler="ddim", eta=0.7))
+    of_tcd = replace(UNCONDITIONAL, info=ModelInfo(scheduler="tcd", eta=0.7))
+    for card, expected in ((of_ddim, 0.3), (of_tcd, 0.7), (text_card, 0.0)):
+        request, _ = complete(Request(scheduler="tcd", prompt=("a cat",) if card.reads_text else ()), card, COMMAND)
+        assert (request.eta, request.use_clipped_model_output) == (expected, None)
+        asked = replace(request, eta=0.5)
+        assert complete(asked, card, COMMAND)[0].eta == 0.5
+    assert complete(Request(), of_ddim, COMMAND)[0].eta == 0.7
 
 
 def test_default_steps_fit_a_model_of_fewer_training_steps():

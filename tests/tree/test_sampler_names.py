@@ -66,7 +66,7 @@ def test_a_name_is_found_by_its_class_and_its_options(name):
 
 def test_an_option_that_is_left_out_has_its_default():
     assert scheduler_name("DPMSolverMultistepScheduler", {}) == "dpm++2m"
-    assert scheduler_name("PNDMScheduler", {}) is None  # Runge-Kutta steps, which are not supported
+    assert scheduler_name("PNDMScheduler", {}) == "pndm-rk"  # diffusers' default is Runge-Kutta steps
     assert scheduler_name("EulerDiscreteScheduler", {"use_karras_sigmas": None}) == "euler"
     assert scheduler_name("NoSuchScheduler", {}) is None
 

@@ -79,7 +79,7 @@ def test_problems_are_lines_for_people(error, line):
         ("seed: None is not a whole number", "Seed is empty; give a whole number"),
         ("cfg-scale: -1 is not a number", "Guidance: -1 is not a number"),
         ("infinite at step 3; try --dtype float32, or check the weights", "infinite at step 3; check the weights"),
-        ("eta 1 is an option of ddim; leave it out, or give --scheduler ddim", "or give scheduler ddim"),
+        ("eta 1 is an option of ddim and tcd; leave it out, or give --scheduler ddim", "or give scheduler ddim"),
     ],
 )
 def test_the_page_has_words_of_its_own(text, line):

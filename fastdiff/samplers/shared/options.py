@@ -15,7 +15,7 @@ from fastdiff.kinds import MAX_TRAIN_STEPS, Fraction, PositiveNumber, TrainSteps
 from fastdiff.sampler_names import SAMPLERS
 from fastdiff.schema import Schema, checked
 
-AnyConfig = TypeVar("AnyConfig", bound="DiffusionConfig")
+AnyConfig = TypeVar("AnyConfig", bound="SchedulerConfig")
 
 FinalSigma = Literal["zero", "sigma_min"]  # after the last step
 VarianceType = Literal["fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range"]
@@ -35,29 +35,10 @@ def marked_defaults(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffusionConfig(Schema):
-    """The options of the forward process and its timesteps, which diffusers schedulers share."""
+class SchedulerConfig(Schema):
+    """The options of any scheduler."""
 
     num_train_timesteps: TrainSteps = 1000
-    beta_start: Fraction = 0.0001
-    beta_end: Fraction = 0.02
-    beta_schedule: str = "linear"
-    # Replaces beta_start, beta_end and beta_schedule
-    trained_betas: Annotated[tuple[Fraction, ...], Len(1, MAX_TRAIN_STEPS)] | None = None
-    prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
-    timestep_spacing: Literal["leading", "trailing", "linspace"] = "leading"
-    steps_offset: Annotated[int, Interval(ge=-MAX_TRAIN_STEPS, le=MAX_TRAIN_STEPS)] = 0  # only read with leading
-
-    BETA_SCHEDULES: ClassVar[tuple[str, ...]] = ("linear", "scaled_linear", "squaredcos_cap_v2")
-
-    def check(self) -> None:
-        if self.trained_betas is None:
-            checked("beta_schedule", self.beta_schedule, Literal[self.BETA_SCHEDULES])
-        elif len(self.trained_betas) < self.num_train_timesteps:
-            raise InputError(
-                f"trained_betas has {len(self.trained_betas)} values for {self.num_train_timesteps} training steps;"
-                " give one for each, or lower num_train_timesteps"
-            )
 
     @property
     def variance(self) -> str:
@@ -78,6 +59,31 @@ class DiffusionConfig(Schema):
             defaults = marked_defaults(mapping)
         skipped = (FOREIGN_OPTIONS - own).union(defaults)
         return super().from_mapping({key: value for key, value in mapping.items() if key not in skipped}, source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffusionConfig(SchedulerConfig):
+    """The options of the forward process and its timesteps, which diffusers schedulers share."""
+
+    beta_start: Fraction = 0.0001
+    beta_end: Fraction = 0.02
+    beta_schedule: str = "linear"
+    # Replaces beta_start, beta_end and beta_schedule
+    trained_betas: Annotated[tuple[Fraction, ...], Len(1, MAX_TRAIN_STEPS)] | None = None
+    prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
+    timestep_spacing: Literal["leading", "trailing", "linspace"] = "leading"
+    steps_offset: Annotated[int, Interval(ge=-MAX_TRAIN_STEPS, le=MAX_TRAIN_STEPS)] = 0  # only read with leading
+
+    BETA_SCHEDULES: ClassVar[tuple[str, ...]] = ("linear", "scaled_linear", "squaredcos_cap_v2")
+
+    def check(self) -> None:
+        if self.trained_betas is None:
+            checked("beta_schedule", self.beta_schedule, Literal[self.BETA_SCHEDULES])
+        elif len(self.trained_betas) < self.num_train_timesteps:
+            raise InputError(
+                f"trained_betas has {len(self.trained_betas)} values for {self.num_train_timesteps} training steps;"
+                " give one for each, or lower num_train_timesteps"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +111,16 @@ class ThresholdingConfig(DiffusionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistilledConfig(ZeroSNRConfig):
+    """The options of samplers for distilled models. They ignore timestep_spacing and steps_offset."""
+
+    beta_start: Fraction = 0.00085
+    beta_end: Fraction = 0.012
+    beta_schedule: str = "scaled_linear"
+    original_inference_steps: TrainSteps = 50  # how many timesteps the model was distilled at
+
+
+@dataclass(frozen=True, kw_only=True)
 class SigmaConfig(DiffusionConfig):
     """The options of schedulers whose steps go from one noise level sigma to the next."""
 
@@ -117,8 +133,8 @@ class SigmaConfig(DiffusionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpacedSigmaConfig(SigmaConfig):
-    """The options of schedulers that can space the sigmas independently of the timesteps."""
+class SpacedConfig(SchedulerConfig):
+    """The options that space the sigmas of a run independently of its timesteps."""
 
     use_karras_sigmas: bool | None = False
     use_exponential_sigmas: bool | None = False
@@ -135,12 +151,40 @@ class SpacedSigmaConfig(SigmaConfig):
 
     @property
     def sigma_spacing(self) -> str | None:
+        """The spacing of the sigmas: karras, exponential or beta. None: the timesteps determine the sigmas."""
         return next(iter(self._spacings()), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpacedSigmaConfig(SpacedConfig, SigmaConfig):
+    """The options of schedulers that can space the sigmas independently of the timesteps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowConfig(SpacedSigmaConfig):
+    """The options of solvers that can also follow a flow, where x_t = (1 - sigma) x_0 + sigma eps."""
+
+    prediction_type: Literal["epsilon", "sample", "v_prediction", "flow_prediction"] = "epsilon"
+    use_flow_sigmas: bool | None = False
+    flow_shift: PositiveNumber = 1.0  # only read with use_flow_sigmas
+    use_dynamic_shifting: bool = False  # lets `mu` of a run replace flow_shift by exp(mu)
+    time_shift_type: Literal["exponential"] = "exponential"  # only read with use_dynamic_shifting
+
+    SPACINGS_OF_FLOWS: ClassVar[tuple[str, ...]] = ()  # the spacings that use_flow_sigmas can be combined with
+
+    def check(self) -> None:
+        super().check()
+        if self.use_flow_sigmas and self.sigma_spacing not in ("flow", *self.SPACINGS_OF_FLOWS):
+            raise InputError(f"use_flow_sigmas excludes {self.sigma_spacing} sigmas; choose one of the two")
+
+    @property
+    def sigma_spacing(self) -> str | None:
+        return super().sigma_spacing or ("flow" if self.use_flow_sigmas else None)
 
 
 # A scheduler file may hold options of other schedulers, and diffusers ignores them. Any other key is an error, because
 # it could change the picture.
-_GROUPS = (ZeroSNRConfig, ClippingConfig, ThresholdingConfig, SpacedSigmaConfig)
+_GROUPS = (ZeroSNRConfig, ClippingConfig, ThresholdingConfig, DistilledConfig, FlowConfig)
 FOREIGN_OPTIONS = _OPTIONS_OF_OTHERS.union(
     *(sampler.defaults for sampler in SAMPLERS.values()),
     *({field.name for field in fields(group)} for group in _GROUPS),

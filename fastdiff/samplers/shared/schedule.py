@@ -13,7 +13,7 @@ from torch import Tensor
 from fastdiff.errors import InputError
 from fastdiff.execution.transfers import upload
 from fastdiff.kernels.denoise import COLUMNS, StepOptions
-from fastdiff.samplers.shared.options import ClippingConfig, DiffusionConfig, ThresholdingConfig
+from fastdiff.samplers.shared.options import ClippingConfig, DiffusionConfig, SchedulerConfig, ThresholdingConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Schedule:
         return replace(self, rows=upload(self.rows, torch.device(device)))
 
 
-def step_options(config: DiffusionConfig) -> StepOptions:
+def step_options(config: SchedulerConfig) -> StepOptions:
     """Return what all steps of `config` share: how x0 is thresholded, and the source of the variance."""
     if isinstance(config, ThresholdingConfig) and config.thresholding:
         return StepOptions(
@@ -93,11 +93,15 @@ def stack_sigma_columns(columns: Mapping[str, Tensor], sigmas: Tensor) -> Tensor
     rows = _stack({**columns, "input_div": (sigmas**2 + 1).sqrt()}, sigmas)
     undefined = ~rows.isfinite().all(dim=1)
     if undefined.any():
-        first = int(undefined.nonzero()[0])
-        raise InputError(
-            f"step {first + 1} of {len(sigmas)} is undefined at sigma {sigmas[first]:g}; use other sigmas or betas"
-        )
+        raise undefined_sigma_step(int(undefined.nonzero()[0]), sigmas)
     return rows.float()
+
+
+def undefined_sigma_step(index: int, sigmas: Tensor) -> InputError:
+    """Return the error for a step without a solution, of the steps that begin at `sigmas` (steps,)."""
+    return InputError(
+        f"step {index + 1} of {len(sigmas)} is undefined at sigma {sigmas[index]:g}; use other sigmas or betas"
+    )
 
 
 def _stack(columns: Mapping[str, Tensor], like: Tensor) -> Tensor:

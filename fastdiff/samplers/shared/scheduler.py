@@ -5,9 +5,11 @@ diffusers. Both use the same rows and run them with `denoise_step`.
 """
 
 import copy
+import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
@@ -20,11 +22,11 @@ from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, WHOLE, beside, tensor, within
 from fastdiff.kernels.denoise import denoise_step
 from fastdiff.kinds import NotNegative
+from fastdiff.sampler_names import ETAS, SAMPLERS
 from fastdiff.samplers.shared.betas import make_alpha_bar, make_betas
 from fastdiff.samplers.shared.noise import Generators, check_generators
 from fastdiff.samplers.shared.options import FOREIGN_OPTIONS, DiffusionConfig, marked_defaults
 from fastdiff.samplers.shared.schedule import Schedule, step_options
-from fastdiff.samplers.shared.timesteps import checked_steps
 from fastdiff.schema import checked
 
 CONFIG_NAME = "scheduler_config.json"
@@ -66,6 +68,8 @@ class Scheduler:
     names: ClassVar[dict[str, dict[str, Any]]] = {}  # user-facing names, and the options that each sets
     a1111_names: ClassVar[dict[str, str]] = {}  # AUTOMATIC1111's names, where they are not `names` in capitals
     place: ClassVar[float] = math.inf  # the position in lists of names
+    default_eta: ClassVar[float | None] = None  # of `step`; None: its steps take no eta
+    follows_flow: ClassVar[bool] = False  # whether it only runs models that predict the velocity of a flow
     order = 1  # model calls per step
     init_noise_sigma: float | Tensor = 1.0
     config_class: ClassVar[type[DiffusionConfig]]
@@ -120,15 +124,19 @@ class Scheduler:
         marked = {*(values.keys() - mapping.keys()), *(values.keys() & {*marked_defaults(mapping)})}
         own = {"_class_name": type(self).__name__, "_use_default_values": sorted(marked)}
         self.config = FrozenDict({**values, **kept, **own})
-        self.betas = make_betas(self._options)
-        self.alphas = 1.0 - self.betas
-        self.alphas_cumprod = make_alpha_bar(self.betas)
         self.num_inference_steps: int | None = None
         self.timesteps = torch.arange(len(self) - 1, -1, -1)
+        self._make_process()
         self._step_options = step_options(self._options)
         self._rows: dict[tuple, Tensor] = {}
         self._rows_of: Tensor | None = None  # the timesteps of `_rows`
         self._alpha_bar: dict[torch.device, Tensor] = {}
+
+    def _make_process(self) -> None:
+        """Compute the noise levels of the forward process."""
+        self.betas = make_betas(self._options)
+        self.alphas = 1.0 - self.betas
+        self.alphas_cumprod = make_alpha_bar(self.betas)
 
     def mark_defaults(self, options: Iterable[str]) -> None:
         """Mark options as defaults, whatever their values. Schedulers built from `config` use their own defaults."""
@@ -147,28 +155,59 @@ class Scheduler:
         return tensor("sample", sample, FLOATS)
 
     def schedule(
-        self, num_inference_steps: int, *, eta: float | None = None, use_clipped_model_output: bool | None = None
+        self,
+        num_inference_steps: int | None = None,
+        *,
+        eta: float | None = None,
+        use_clipped_model_output: bool | None = None,
+        timesteps: Sequence[float] | None = None,
+        sigmas: Sequence[float] | None = None,
+        mu: float | None = None,
     ) -> Schedule:
-        """Return the schedule of a whole run. Only DDIM accepts `eta` and `use_clipped_model_output`.
+        """Return the schedule of a whole run. This scheduler does not change.
 
-        Raises InputError that names an option that cannot be used.
+        Args:
+            num_inference_steps: The number of steps.
+            eta: The amount of noise in a step, only for a sampler whose `step` takes it. None: the default of `step`.
+            use_clipped_model_output: Only for DDIM.
+            timesteps: Custom timesteps instead of a number, for a sampler whose `set_timesteps` takes them.
+            sigmas: Custom sigmas instead of a number, for a sampler whose `set_timesteps` takes them.
+            mu: The amount of a dynamic shift, for a sampler whose `set_timesteps` takes it.
+
+        Raises InputError unless exactly one of `num_inference_steps`, `timesteps` and `sigmas` is given, and an
+        InputError that names an option that cannot be used.
         """
         eta = checked("eta", eta, NotNegative | None)
         clipped = checked("use_clipped_model_output", use_clipped_model_output, bool | None)
-        return self._schedule(num_inference_steps, eta or 0.0, bool(clipped))
+        loop = self._loop(mu, num_inference_steps=num_inference_steps, timesteps=timesteps, sigmas=sigmas)
+        return loop._schedule(eta, bool(clipped))
 
-    def _schedule(self, num_inference_steps: int, eta: float, use_clipped_model_output: bool) -> Schedule:
-        """Return the schedule for checked options. 0 and False are diffusers' defaults."""
+    def _schedule(self, eta: float | None, use_clipped_model_output: bool) -> Schedule:
+        """Return the schedule of the current `timesteps` for checked options."""
         if eta or use_clipped_model_output:
-            name = "eta" if eta else "use_clipped_model_output"
-            raise InputError(f"{name} is an option of ddim, not of {type(self).__name__}; leave it out or choose ddim")
-        return self._loop(num_inference_steps)._table_of_loop()
+            name, owners = ("eta", " and ".join(ETAS)) if eta else ("use_clipped_model_output", "ddim")
+            raise InputError(f"{name} is an option of {owners}, not of {type(self).__name__}; leave it out")
+        return self._table_of_loop()
 
-    def _loop(self: AnyScheduler, num_inference_steps: int) -> AnyScheduler:
-        """Return a copy of the scheduler with this number of steps. This scheduler does not change."""
+    def _loop(self: AnyScheduler, mu: float | None, **choices: Any) -> AnyScheduler:
+        """Return a copy of the scheduler with a run of chosen steps. This scheduler does not change."""
+        chosen = {name: value for name, value in choices.items() if value is not None}
+        if len(chosen) != 1:
+            raise InputError("give one of num_inference_steps, timesteps and sigmas")
+        if mu is not None:
+            chosen["mu"] = mu
+        for name in chosen:
+            if not self._takes(name):
+                what = name if name == "mu" else f"custom {name}"
+                raise InputError(f"{name}: {type(self).__name__} does not support {what}; use {_which_take(name)}")
         loop = copy.copy(self)
-        loop.set_timesteps(checked_steps(self._options, num_inference_steps))  # some classes also take None
+        loop.set_timesteps(**chosen)
         return loop
+
+    @classmethod
+    def _takes(cls, name: str) -> bool:
+        """Return whether `set_timesteps` takes an argument of this name, such as "timesteps" or "sigmas"."""
+        return name in inspect.signature(cls.set_timesteps).parameters
 
     def set_timesteps(self, num_inference_steps: int, device: torch.device | str | None = None) -> None:
         """Set the number of steps of a run, and make `timesteps` on `device`.
@@ -284,6 +323,13 @@ class Scheduler:
         except ValueError as error:  # names the tensor with the wrong shape
             raise InputError(f"step: {error}") from None
         return _channels_first(x_prev), _channels_first(x0), *kept
+
+
+def _which_take(name: str) -> str:
+    """Return the samplers whose `set_timesteps` takes an argument, each by its first name."""
+    classes = [getattr(import_module(sampler.module), class_name) for class_name, sampler in SAMPLERS.items()]
+    *names, last = (next(iter(each.names)) for each in classes if each._takes(name))
+    return f"{', '.join(names)} or {last}" if names else last
 
 
 def channels_last(tensor: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """SigmaScheduler, the base of samplers whose steps go from one noise level sigma to the next."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from fastdiff.samplers.shared.sigmas import (
     training_sigmas,
 )
 from fastdiff.samplers.shared.timesteps import checked_steps
-from fastdiff.schema import checked
 
 
 class SigmaScheduler(CountedScheduler):
@@ -26,8 +24,8 @@ class SigmaScheduler(CountedScheduler):
 
     _options: SigmaConfig
 
-    def _build(self, mapping: Mapping[str, Any]) -> None:
-        super()._build(mapping)
+    def _make_process(self) -> None:
+        super()._make_process()
         self.alphas_cumprod = sigma_alpha_bar(self._options)
         self.sigmas = training_sigmas(self.alphas_cumprod)
 
@@ -110,11 +108,3 @@ def check_chosen(options: SpacedSigmaConfig, **choices: Any) -> None:
         raise InputError(f"give one of {', '.join(names)} and {last}")
     if choices.get("timesteps") is not None and options.sigma_spacing is not None:
         raise InputError("timesteps: this scheduler's options allow no custom ones; give num_inference_steps")
-
-
-def numbers(name: str, values: Sequence[float], least: int = 1) -> tuple[float, ...]:
-    """Return an argument's values as floats. Raises InputError for other values, and for fewer than `least`."""
-    given = checked(name, values, tuple[float, ...])
-    if len(given) < least:
-        raise InputError(f"{name}: {len(given)} given; give at least {least}")
-    return given

@@ -162,13 +162,37 @@ def variance_preserving(sigma: float) -> tuple[float, float]:
     return alpha, sigma * alpha
 
 
-def vp_x0_columns(prediction_type: str, sigmas: Tensor) -> dict[str, Tensor]:
-    """Return the columns of x0 for x_t = alpha * x_0 + sigma * alpha * eps. sigmas is (steps,) float64."""
-    signal = 1 / (sigmas**2 + 1).sqrt()
-    noise, one, zero = sigmas * signal, torch.ones_like(sigmas), torch.zeros_like(sigmas)
+def vp_x0_columns(prediction_type: str, sigmas: Tensor, flow: bool | None = False) -> dict[str, Tensor]:
+    """Return the columns of x0 for x_t = alpha * x_0 + sigma * alpha * eps. sigmas is (steps,) float64.
+
+    With `flow`, x_t = (1 - sigma) * x_0 + sigma * eps. A "flow_prediction" is eps - x_0 in both, as in diffusers.
+    """
+    signal = 1 - sigmas if flow else 1 / (sigmas**2 + 1).sqrt()
+    noise, one, zero = sigmas if flow else sigmas * signal, torch.ones_like(sigmas), torch.zeros_like(sigmas)
     x0_x, x0_m, x0_div = {
         "epsilon": (one, -noise, signal),
         "sample": (zero, one, one),
         "v_prediction": (signal, -noise, one),
+        "flow_prediction": (one, -sigmas, one),
     }[prediction_type]
     return {"x0_x": x0_x, "x0_m": x0_m, "x0_div": x0_div}
+
+
+def eps_columns(x0: dict[str, Tensor], signal: Tensor, noise: Tensor, thresholds: bool) -> dict[str, Tensor]:
+    """Return the columns that keep each step's eps = (x - signal * x0) / noise.
+
+    Args:
+        x0: The columns of x0, as `vp_x0_columns` returns them.
+        signal: The share of the signal at each step, (steps,) float64.
+        noise: The share of the noise at each step, (steps,) float64.
+        thresholds: Whether x0 is scaled by a quantile. Otherwise eps is computed from x and the model's output, because
+            the difference of x and x0 cancels at small noise.
+    """
+    if thresholds:
+        return {"keep_x": 1 / noise, "keep_x0": -signal / noise, "keep_m": torch.zeros_like(noise)}
+    share = signal / x0["x0_div"]
+    return {
+        "keep_x": (1 - share * x0["x0_x"]) / noise,
+        "keep_x0": torch.zeros_like(noise),
+        "keep_m": -share * x0["x0_m"] / noise,
+    }

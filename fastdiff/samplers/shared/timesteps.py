@@ -1,6 +1,8 @@
 """The timesteps of a run, and the target timestep of each step."""
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ from torch import Tensor
 from fastdiff.arguments import as_int, shown
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import WHOLE
-from fastdiff.samplers.shared.options import DiffusionConfig
+from fastdiff.samplers.shared.options import DiffusionConfig, DistilledConfig, SchedulerConfig
+from fastdiff.schema import checked
 
 
 def spaced_timesteps(config: DiffusionConfig, num_inference_steps: int) -> Tensor:
@@ -31,7 +34,7 @@ def spaced_timesteps(config: DiffusionConfig, num_inference_steps: int) -> Tenso
     return torch.from_numpy(check_within(config, timesteps).astype(np.int64))
 
 
-def checked_steps(config: DiffusionConfig, num_inference_steps: Any) -> int:
+def checked_steps(config: SchedulerConfig, num_inference_steps: Any) -> int:
     """Return the number of steps as an int. Raises InputError unless it is from 1 to the number of training steps."""
     steps, total = as_int(num_inference_steps), config.num_train_timesteps
     if steps is None:
@@ -64,12 +67,33 @@ def custom_timesteps(config: DiffusionConfig, timesteps: Sequence[int]) -> Tenso
         raise InputError(f"timesteps: {shown(timesteps)} is not a list of whole numbers") from None
     if chain.ndim != 1 or len(chain) == 0 or chain.dtype not in WHOLE or chain.is_meta:
         raise InputError("timesteps is not a list of whole numbers; give at least one")
-    chain = chain.to("cpu", torch.int64)
-    if not (chain[1:] < chain[:-1]).all():
-        raise InputError("timesteps do not descend; give each once, from noise to picture")
-    if chain[0] > last or chain[-1] < 0:
-        raise InputError(f"timesteps {int(chain[0])} to {int(chain[-1])} are outside the training's {last} to 0")
-    return chain
+    return torch.tensor(_descending("timesteps", chain.tolist(), last))
+
+
+def custom_numbers(name: str, values: Sequence[float], most: float = math.inf, *, count: int = 1) -> np.ndarray:
+    """Return a caller's timesteps or sigmas, (steps,) float32.
+
+    Args:
+        name: The name of the argument.
+        values: A list, tensor or array of numbers.
+        most: The largest number that the run can begin with.
+        count: The least length.
+
+    Raises InputError unless they are at least `count` numbers that descend from at most `most` to at least 0.
+    """
+    given = checked(name, values, tuple[float, ...])
+    if len(given) < count:
+        raise InputError(f"{name}: {len(given)} given; give at least {count}")
+    return np.array(_descending(name, given, most), dtype=np.float32)
+
+
+def _descending(name: str, values: Sequence[float], most: float) -> Sequence[float]:
+    if any(after >= before for before, after in pairwise(values)):
+        raise InputError(f"{name} do not descend; give each once, from noise to picture")
+    if values[0] > most or values[-1] < 0:
+        bounds = f"the training's {most:g} to 0" if most < math.inf else "their range; give none below 0"
+        raise InputError(f"{name} {values[0]:g} to {values[-1]:g} are outside {bounds}")
+    return values
 
 
 def chosen_timesteps(
@@ -81,6 +105,23 @@ def chosen_timesteps(
     if timesteps is not None and num_inference_steps is None:
         return custom_timesteps(config, timesteps)
     raise InputError("give either num_inference_steps or timesteps")
+
+
+def distilled_timesteps(config: DistilledConfig, original_steps: int | None, strength: float) -> np.ndarray:
+    """Return the timesteps that a model was distilled at, ascending, (original_steps * strength,) int64.
+
+    Args:
+        config: The scheduler's options.
+        original_steps: How many timesteps the model was distilled at; None: the config's original_inference_steps.
+        strength: The fraction of them to return, beginning with the least noisy.
+
+    Raises InputError for more original steps than training steps.
+    """
+    total = config.num_train_timesteps
+    original = config.original_inference_steps if original_steps is None else original_steps
+    if original > total:
+        raise InputError(f"original_inference_steps is {original}; it must be at most the {total} training steps")
+    return np.arange(1, int(original * strength) + 1) * (total // original) - 1
 
 
 def following_in_list(timesteps: Tensor) -> Tensor:

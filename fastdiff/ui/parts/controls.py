@@ -12,7 +12,7 @@ from gradio.components import Component
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.kinds import MAX_SEED
 from fastdiff.requests.defaults import PRECISION, SCHEDULER, SEED
-from fastdiff.sampler_names import SCHEDULERS
+from fastdiff.sampler_names import ETAS, SCHEDULERS
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.parts.running import QUICK, Updates
@@ -109,7 +109,7 @@ class SamplingControls(Controls):
             ),
         )
         sampling.scheduler.change(
-            lambda scheduler: gr.update(visible=scheduler == "ddim"),
+            lambda scheduler: gr.update(visible=scheduler in ETAS),
             sampling.scheduler,
             sampling.eta,
             **QUICK,
@@ -135,7 +135,7 @@ class SamplingControls(Controls):
         return {
             "steps": {"maximum": most, "value": min(chosen["num_inference_steps"], most)},
             "scheduler": {"value": chosen["scheduler"]},
-            "eta": {"value": chosen["eta"], "visible": chosen["scheduler"] == "ddim"},
+            "eta": {"value": chosen["eta"], "visible": chosen["scheduler"] in ETAS},
             "guidance_scale": {
                 "maximum": max(MAX_TEXT_GUIDANCE if card.reads_text else MAX_GUIDANCE, chosen["guidance_scale"]),
                 "value": chosen["guidance_scale"],
@@ -167,7 +167,7 @@ class SamplingControls(Controls):
         return {
             "steps": data[self.steps],
             "scheduler": data[self.scheduler],
-            "eta": data[self.eta] if data[self.scheduler] == "ddim" else None,
+            "eta": data[self.eta] if data[self.scheduler] in ETAS else None,
             "guidance_scale": data[self.guidance_scale] if can_guide(card) else None,
             "clip_skip": data[self.clip_skip] if card.reads_text else None,
             "precision": data[self.precision],

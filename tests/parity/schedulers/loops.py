@@ -15,7 +15,7 @@ STABLE_DIFFUSION = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "be
 
 
 def pair(kind, options):
-    options = options | ({"skip_prk_steps": True} if kind == "PNDMScheduler" else {})
+    options = ({"skip_prk_steps": True} if kind == "PNDMScheduler" else {}) | options
     return getattr(diffusers, kind)(**options), getattr(fastdiff, kind)(**options)
 
 

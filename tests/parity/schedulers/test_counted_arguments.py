@@ -56,17 +56,6 @@ def test_euler_with_noise_before_the_step(churn, options):
     assert_loops_agree(theirs, ours, **churn)
 
 
-@pytest.mark.parametrize(
-    "choice", [{"timesteps": [901, 455.5, 70, 3]}, {"sigmas": [14.0, 5.0, 1.0, 0.1, 0.0]}], ids=list
-)
-def test_euler_over_custom_timesteps_and_sigmas(choice):
-    theirs, ours = pair("EulerDiscreteScheduler", STABLE_DIFFUSION)
-    for scheduler in (theirs, ours):
-        scheduler.set_timesteps(**choice)
-    assert torch.equal(ours.timesteps, theirs.timesteps) and torch.equal(ours.sigmas, theirs.sigmas)
-    assert_loops_agree(theirs, ours)
-
-
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_lms_of_a_lower_order(order):
     theirs, ours = pair("LMSDiscreteScheduler", STABLE_DIFFUSION)
@@ -102,13 +91,45 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
-def test_lcm_over_chosen_steps(choice):
-    theirs, ours = pair("LCMScheduler", {})
+@pytest.mark.parametrize("kind", ["LCMScheduler", "TCDScheduler"])
+def test_distilled_models_over_chosen_steps(kind, choice):
+    theirs, ours = pair(kind, {})
     for scheduler in (theirs, ours):
         scheduler.set_timesteps(**choice)
     assert ours.num_inference_steps == theirs.num_inference_steps
     assert torch.equal(ours.timesteps, theirs.timesteps)
     assert_loops_agree(theirs, ours)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
+def test_tcd_with_any_eta(eta, prediction):
+    theirs, ours = pair("TCDScheduler", {"prediction_type": prediction})
+    for scheduler in (theirs, ours):
+        scheduler.set_timesteps(6)
+    assert_loops_agree(theirs, ours, eta=eta)
+    schedule = ours.schedule(6, eta=eta)
+    assert torch.equal(schedule.rows, ours._make_table(0))  # the loop above ran with this eta
+    assert schedule.draws_noise == (eta > 0,) * 5 + (False,)
+    default = ours.schedule(6).rows
+    assert torch.equal(default, ours.schedule(6, eta=0.3).rows) and not torch.equal(default, schedule.rows)
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
+def test_tcd_says_the_picture_before_the_noise(eta):
+    theirs, ours = pair("TCDScheduler", {})
+    sample, output = randn(2, 3, 8, 8), randn(2, 3, 8, 8, seed=1)
+    for scheduler in (theirs, ours):
+        scheduler.set_timesteps(4)
+    for index in (0, 3):
+        results = []
+        for scheduler in (theirs, ours):
+            scheduler._step_index = index
+            generator = torch.Generator().manual_seed(2)
+            results.append(scheduler.step(output, scheduler.timesteps[index], sample, eta, generator))
+        for name in ("prev_sample", "pred_noised_sample"):
+            expected, actual = (getattr(each, name) for each in results)
+            assert (actual - expected).abs().max() <= TOLERANCE * expected.abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -127,7 +148,7 @@ def test_lcm_says_the_denoised_picture(dtype):
         assert (found - theirs).abs().max() <= tolerance * theirs.abs().max()
 
 
-@pytest.mark.parametrize("kind", ["LMSDiscreteScheduler", "HeunDiscreteScheduler", "LCMScheduler"])
+@pytest.mark.parametrize("kind", ["LMSDiscreteScheduler", "HeunDiscreteScheduler", "LCMScheduler", "TCDScheduler"])
 @pytest.mark.parametrize("dtypes", [(torch.float16, torch.float32), (torch.float32, torch.float16)], ids=str)
 def test_a_half_beside_a_float_is_a_float(kind, dtypes):
     """The steps of these classes keep the wider of the two dtypes, and draw noise in it."""
@@ -137,7 +158,7 @@ def test_a_half_beside_a_float_is_a_float(kind, dtypes):
     for scheduler in (theirs, ours):
         scheduler.set_timesteps(5)
         scheduler.scale_model_input(sample, scheduler.timesteps[0])
-        taken = {"generator": torch.Generator().manual_seed(3)} if kind == "LCMScheduler" else {}
+        taken = {"generator": torch.Generator().manual_seed(3)} if kind in ("LCMScheduler", "TCDScheduler") else {}
         steps.append(scheduler.step(output, scheduler.timesteps[0], sample, **taken).prev_sample)
     expected, actual = steps
     assert actual.dtype == expected.dtype == torch.float32
@@ -257,11 +278,22 @@ REFUSED = {
         lambda: fastdiff.DPMSolverMultistepScheduler(num_train_timesteps=10, solver_order=2).schedule(10),
         "repeats a timestep; use fewer steps",
     ),
-    "runge-kutta": (lambda: fastdiff.PNDMScheduler(), "skip_prk_steps False is not supported"),
     "mu": (lambda: fastdiff.DPMSolverMultistepScheduler().set_timesteps(5, mu=1.0), "mu belongs to use_dynamic"),
     "neither": (lambda: fastdiff.EulerDiscreteScheduler().set_timesteps(), "give one of num_inference_steps"),
     "no-steps": (lambda: fastdiff.EulerDiscreteScheduler().set_timesteps(0), "num_inference_steps is 0"),
-    "eta": (lambda: fastdiff.EulerDiscreteScheduler().schedule(5, eta=0.5), "eta is an option of ddim"),
+    "eta": (
+        lambda: fastdiff.EulerDiscreteScheduler().schedule(5, eta=0.5),
+        "eta is an option of ddim and tcd, not of EulerDiscreteScheduler",
+    ),
+    "tcd-eta": (lambda: fastdiff.TCDScheduler().schedule(5, eta=1.5), "eta: 1.5 is not a number from 0 to 1"),
+    "tcd-clipped-output": (
+        lambda: fastdiff.TCDScheduler().schedule(5, use_clipped_model_output=True),
+        "use_clipped_model_output is an option of ddim, not of TCDScheduler",
+    ),
+    "tcd-past-the-originals": (
+        lambda: fastdiff.TCDScheduler().set_timesteps(51, original_inference_steps=50),
+        "num_inference_steps is 51; 50 original_inference_steps at strength 1 allow 50",
+    ),
     "velocity": (
         lambda: fastdiff.EulerDiscreteScheduler().get_velocity(randn(1), randn(1), torch.tensor([1])),
         "has no get_velocity",

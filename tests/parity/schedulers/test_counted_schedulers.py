@@ -70,6 +70,12 @@ OPTIONS = {
         "alpha-of-timestep-zero": {"set_alpha_to_one": False},
         "zero-snr-clipped": {"rescale_betas_zero_snr": True, "clip_sample": True},
     },
+    "TCDScheduler": PROCESS
+    | {
+        "sample": {"prediction_type": "sample"},
+        "clipping-is-not-read": {"clip_sample": True, "clip_sample_range": 0.7, "thresholding": True},
+        "originals": {"original_inference_steps": 100, "timestep_scaling": 0.1, "set_alpha_to_one": False},
+    },
     "PNDMScheduler": {name: {**options, "skip_prk_steps": True} for name, options in WITHOUT_ZERO_SNR.items()}
     | {
         "alpha-of-one": {**STABLE_DIFFUSION, "skip_prk_steps": True, "set_alpha_to_one": True},

@@ -206,7 +206,7 @@ REFUSED = {
     ),
     "no-scheduler": (lambda: scheduler_from_config({}), "the model's scheduler without a _class_name is not supported"),
     "unknown-name": (lambda: scheduler_from_config({}, "eular"), "scheduler 'eular' is unknown; use ddim, ddpm, euler"),
-    "eta-for-ddpm": (lambda: fastdiff.DDPMScheduler().schedule(5, eta=0.5), "eta is an option of ddim"),
+    "eta-for-ddpm": (lambda: fastdiff.DDPMScheduler().schedule(5, eta=0.5), "eta is an option of ddim and tcd"),
     "clipped-for-ddpm": (
         lambda: fastdiff.DDPMScheduler().schedule(5, use_clipped_model_output=True),
         "use_clipped_model_output is an option of ddim",
