@@ -109,7 +109,7 @@ def test_tcd_with_any_eta(eta, prediction):
         scheduler.set_timesteps(6)
     assert_loops_agree(theirs, ours, eta=eta)
     schedule = ours.schedule(6, eta=eta)
-    assert torch.equal(schedule.rows, ours._make_table(0))  # the loop above ran with this eta
+    assert torch.equal(schedule.rows, ours._complete_table(0))  # the loop above ran with this eta
     assert schedule.draws_noise == (eta > 0,) * 5 + (False,)
     default = ours.schedule(6).rows
     assert torch.equal(default, ours.schedule(6, eta=0.3).rows) and not torch.equal(default, schedule.rows)
