@@ -136,7 +136,7 @@ def _place(timestep: Tensor) -> tuple[Tensor, int] | None:
         return None
     if timestep.numel() > 1 and timestep.stride(0):  # not an element that was expanded
         return None
-    return vector, timestep.storage_offset() - vector.storage_offset()
+    return vector, int(timestep.storage_offset() - vector.storage_offset())
 
 
 def _suits(denoiser: Denoiser, count: int, class_labels: Tensor | None, prompt: Prompt | None) -> bool:
