@@ -33,6 +33,10 @@ def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION)
     as before. So do `state_dict()`, `save_pretrained`, `config`, `to()`, tiling and slicing of the VAE, and
     `enable_model_cpu_offload`. Changed weights, such as a fused LoRA, change the output.
 
+    What depends on time, text and labels only is computed once for the steps of a loop. An edit of a prompt or of a
+    weight counts at the next step. torch does not see some edits: through `.data`, through numpy, or by a CUDA graph.
+    Such an edit of a prompt, or of a layer that reads time, text or labels only, counts when the loop starts again.
+
     For inference only: a sample that requires grad is an error.
 
     Args:

@@ -1,6 +1,6 @@
 """Find changes to live diffusers models that our models would ignore, and refuse each with an error that names it.
 
-`check_changes` looks at every module. `Watch` is a cheap check before each call of whether to look again.
+`check_changes` looks at every module. `Watch` is a cheap check at each call of whether to look again.
 """
 
 from collections.abc import Iterator

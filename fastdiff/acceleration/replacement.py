@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fastdiff.acceleration.changes import Watch, check_changes
+from fastdiff.acceleration.recall import Recall
 from fastdiff.acceleration.sharing import give_back, our_class, share_parameters
 from fastdiff.errors import InputError
 from fastdiff.kinds import Precision
 from fastdiff.models.autoencoder import AutoencoderKL
+from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
 from fastdiff.requests.defaults import PRECISION
 
@@ -25,7 +27,8 @@ class Replacement:
 
     def __init__(self, model: nn.Module, precision: Precision):
         self.model, self.precision = model, precision
-        self._strides = {name: parameter.stride() for name, parameter in model.named_parameters()}
+        # by name and shape, as a layer may be replaced by another later
+        self._strides = {(name, each.shape): each.stride() for name, each in model.named_parameters()}
         self._current: tuple[Model, Watch] | None = None
         self._guard: RemovableHandle | None = None  # refuses `state_dict` while the parameters have no memory
 
@@ -66,7 +69,7 @@ class Replacement:
         for name, parameter in self.model.named_parameters():
             own = torch.empty_strided(
                 parameter.shape,
-                self._strides.get(name, parameter.stride()),
+                self._strides.get((name, parameter.shape), parameter.stride()),
                 dtype=parameter.dtype,
                 device=parameter.device,
             )
@@ -80,8 +83,11 @@ class Replacement:
                 self._refuse("changed")
             self._release()
             check_changes(self.model)
-            self._current = share_parameters(self.model, self.precision), Watch(self.model)
+            self._current = self._built(), Watch(self.model)
         return self._current[0]
+
+    def _built(self) -> Model:
+        return share_parameters(self.model, self.precision)
 
     def _apply(self, *args: Any, **kwargs: Any) -> nn.Module:
         """Move the model, as `to()` does. Drop our model first, so that the old memory is freed."""
@@ -114,8 +120,43 @@ class DenoiserReplacement(Replacement):
     METHODS = ("forward", "_apply")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the denoiser. The arguments and the output are those of diffusers' model."""
-        return self._in_their_words(self.ours()(*args, **kwargs))
+        """Run the denoiser. The arguments and the output are those of diffusers' model.
+
+        Our model runs first, and changes of the live one are looked for while the GPU works. If there are any, the
+        output and any error are dropped, and our model runs again.
+        """
+        output, failure = None, None
+        try:
+            output = self._latest()(*args, **kwargs)
+        except InputError as error:
+            failure = error
+        if self._has_changed():
+            output = self.ours()(*args, **kwargs)
+        elif failure is not None:
+            raise failure
+        return self._in_their_words(output)
+
+    def _latest(self) -> Model:
+        """Return our model as it was at the last call, or a new one."""
+        return self.ours() if self._current is None else self._current[0]
+
+    def _has_changed(self) -> bool:
+        """Whether the live model has changed since our model was made, or its weights since a run's products were."""
+        assert self._current is not None
+        ours, watch = self._current
+        assert isinstance(ours, Denoiser) and isinstance(ours.recall, Recall)
+        return watch.sees_a_change() or ours.recall.forget_changes()
+
+    def _built(self) -> Model:
+        ours = super()._built()
+        assert isinstance(ours, Denoiser)
+        ours.recall = Recall(self.model, ours)
+        return ours
+
+    def _release(self) -> None:
+        if self._current is not None and isinstance(self._current[0], Denoiser):
+            self._current[0].recall = None  # it refers to the model, whose memory must be freed at once
+        super()._release()
 
 
 class AutoencoderReplacement(Replacement):

@@ -1,5 +1,6 @@
 """The model's conditioning for every step and condition of a run, computed before the steps that need it."""
 
+import sys
 from functools import partial
 
 import torch
@@ -22,12 +23,12 @@ class ConditioningTable:
     The text's part is computed once, the time's part for a chunk of steps at a time.
     """
 
-    def __init__(self, denoiser: DenoiserLike, timesteps: Tensor, conditions: Conditions):
-        """Make a table for timesteps (steps,). Chunks are computed when they are needed."""
+    def __init__(self, denoiser: DenoiserLike, timesteps: Tensor, conditions: Conditions, *, chunk: int = sys.maxsize):
+        """Make a table for timesteps (steps,). Chunks of at most `chunk` steps are computed when they are needed."""
         self._denoiser, self._conditions = denoiser, conditions
         self._timesteps = upload(timesteps, denoiser.device)
         bytes_a_step = denoiser.conditioning_width * denoiser.dtype.itemsize * len(conditions)
-        fitting = max(1, TABLE_BYTES // bytes_a_step)
+        fitting = min(chunk, max(1, TABLE_BYTES // bytes_a_step))
         self._chunk = fitting - fitting % GROUP or fitting
         self._made = range(0)  # the steps of the current chunk
         self._temb: Tensor | None = None  # (conditions, steps of the chunk, width)

@@ -1,6 +1,7 @@
 """Denoiser: the base class of the models that are called at each step, with their conditioning and input checks."""
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +11,14 @@ from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.registry import DenoiserPart
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import INDICES, REAL, beside, tensor, within
-from fastdiff.models.blocks.conditioning import Conditioning, Prompt
+from fastdiff.models.blocks.conditioning import Conditioning, Given, Prompt
 from fastdiff.models.blocks.resnet import Conditioned
 from fastdiff.models.model import Model
 
 MOST_TIMESTEP = 2**31  # float64 holds integers up to it exactly
+
+# Called with the arguments of `Denoiser.recall`
+Recall = Callable[["Denoiser", Tensor, int, Tensor | None, Prompt | None], Conditioning | None]
 
 
 class Denoiser(Model):
@@ -27,6 +31,8 @@ class Denoiser(Model):
     def __init__(self, config: DenoiserConfig):
         super().__init__(config)
         self.conditioning_width = 0  # of `Conditioning.temb`
+        # Returns the conditioning of a call if earlier calls have computed it; see `fastdiff.acceleration.recall`
+        self.recall: Recall | None = None
 
     def _stack_projections(self, name: str, kind: type[Conditioned], temb_channels: int) -> nn.Linear | None:
         """Stack the time projections of all blocks of a `kind` in one layer. Each block reads some of its outputs."""
@@ -76,17 +82,37 @@ class Denoiser(Model):
     def _run(self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None = None) -> Tensor:
         """Check the inputs and predict. The sample and the prediction have diffusers' layout."""
         self._check_sample(sample)
-        timesteps = self._timesteps(timestep, len(sample))
-        self._check_labels(timesteps, class_labels)
-        labels = () if class_labels is None else (class_labels,)
-        (prediction,) = self.graphed("forward", self._run_graphed)(self.channels_last(sample), timesteps, *labels)
+        timestep = self._checked_timestep(timestep, len(sample))
+        self._check_labels(len(sample), class_labels)
+        return self._predicted(sample, timestep, class_labels)
+
+    def _predicted(
+        self, sample: Tensor, timestep: Tensor, class_labels: Tensor | None, prompt: Prompt | None = None, *extras: Any
+    ) -> Tensor:
+        """Predict from checked inputs. `extras` are passed on to `predict`."""
+        x = self.channels_last(sample)
+        known = None
+        if self.recall is not None:
+            known = self.recall(self, timestep, len(sample), class_labels, prompt)
+        if known is not None:
+            (prediction,) = self.graphed("step", self._run_step)(x, known, *extras)
+        else:
+            timesteps = timestep.to(self.device).expand(len(sample))
+            labels, prompts = (() if each is None else (each,) for each in (class_labels, prompt))
+            (prediction,) = self.graphed("forward", self._run_whole)(x, timesteps, labels, prompts, *extras)
         return self.channels_first(prediction)
 
-    def _run_graphed(self, x: Tensor, timesteps: Tensor, class_labels: Tensor | None = None) -> tuple[Tensor]:
+    def _run_whole(
+        self, x: Tensor, timesteps: Tensor, labels: Given, prompts: tuple[Prompt, ...], *extras: Any
+    ) -> tuple[Tensor]:
         """Predict as a function of tensors only, over (N, H, W, C)."""
+        return self._run_step(x, self.conditioning(timesteps, labels[0] if labels else None, *prompts), *extras)
+
+    def _run_step(self, x: Tensor, conditioning: Conditioning, *extras: Any) -> tuple[Tensor]:
+        """Predict as `_run_whole` does, with a conditioning that is computed before."""
         for name, source in self.sources.items():
             self.get_parameter(name).copy_(self.conversions[name].convert(source))
-        return (self.predict(x.contiguous(), self.conditioning(timesteps, class_labels)),)
+        return (self.predict(x.contiguous(), conditioning, *extras),)
 
     def channels_last(self, sample: Tensor) -> Tensor:
         """Return a view (N, H, W, C) of a sample in diffusers' layout (N, C, H, W)."""
@@ -96,8 +122,8 @@ class Denoiser(Model):
         """Return a view of the output of `predict` in diffusers' layout (N, C_out, H, W)."""
         return prediction.permute(0, 3, 1, 2)
 
-    def _timesteps(self, timestep: Tensor | float, count: int) -> Tensor:
-        """Return the timesteps of `count` pictures, (count,) on the model's device."""
+    def _checked_timestep(self, timestep: Tensor | float, count: int) -> Tensor:
+        """Return the timestep of all pictures, or one for each of `count` pictures, on any device."""
         embeds = self.config.num_timestep_embeds
         if not isinstance(timestep, Tensor):
             number = as_float(timestep)
@@ -110,7 +136,7 @@ class Denoiser(Model):
             raise InputError(f"timestep: its shape is {shape} for {count} pictures; give one number, or one for each")
         if embeds is not None:
             within("timestep", timestep, 0, embeds - 1)
-        return timestep.to(self.device).expand(count)
+        return timestep
 
     def _check_sample(self, sample: Tensor) -> None:
         if not isinstance(sample, Tensor):
@@ -134,7 +160,7 @@ class Denoiser(Model):
         with naming("sample"):
             self.config.check_size(*self.channels_last(sample).shape[1:3])
 
-    def _check_labels(self, timesteps: Tensor, class_labels: Tensor | None) -> None:
+    def _check_labels(self, count: int, class_labels: Tensor | None) -> None:
         if (class_labels is None) == self.config.takes_labels:
             has = "needs class_labels" if class_labels is None else "takes no class_labels: it is unconditional"
             raise InputError(f"class_labels: this model {has}")
@@ -150,7 +176,5 @@ class Denoiser(Model):
             within("class_labels", class_labels, 0, table - 1)
         if class_labels.ndim == 0 or class_labels.shape[1:] != expected:
             raise InputError(f"class_labels: its shape is {tuple(class_labels.shape)}; it must be {('N', *expected)}")
-        if len(class_labels) not in (1, len(timesteps)):
-            raise InputError(
-                f"class_labels: {len(class_labels)} given for {len(timesteps)} pictures; give one for each"
-            )
+        if len(class_labels) not in (1, count):
+            raise InputError(f"class_labels: {len(class_labels)} given for {count} pictures; give one for each")

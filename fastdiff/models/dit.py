@@ -259,7 +259,7 @@ class DiTTransformer2DModel(Denoiser):
 
     @torch.no_grad()
     def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
-        self._check_labels(timesteps, class_labels)
+        self._check_labels(len(timesteps), class_labels)
         assert class_labels is not None
         groups = zip(in_groups(timesteps), in_groups(class_labels.expand(len(timesteps))), strict=True)
         return Conditioning(torch.cat([self._modulate(*group) for group in groups])[: len(timesteps)], timesteps)

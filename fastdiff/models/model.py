@@ -52,6 +52,7 @@ class Model(nn.Module):
         # our name -> diffusers' live parameter, if a conversion of it must follow its changes
         self.sources: Mapping[str, Tensor] = {}
         self._graphs: dict[Hashable, Graphed] = {}
+        self._plain_place: tuple[dict[str, nn.Parameter | None], str] | None = None  # where `_plain` is
 
     def _lay_out(self) -> None:
         """Lay the weights out as kernels read them, and freeze them."""
@@ -138,15 +139,28 @@ class Model(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of activations, and of biases and norms. Weights may be in 8 bits."""
-        # the factors of Quantised weights are always float32
-        owners = (module for module in self.modules() if not isinstance(module, Quantised))
-        return next(
-            parameter for owner in owners for parameter in owner.parameters(recurse=False) if parameter.ndim == 1
-        ).dtype
+        return self._plain.dtype
 
     @property
     def device(self) -> torch.device:
-        return next(self.parameters()).device
+        return self._plain.device
+
+    @property
+    def _plain(self) -> Tensor:
+        """A bias or the weight of a norm. Its place is looked up once, because each call reads it several times."""
+        if self._plain_place is None:
+            # the factors of Quantised weights are always float32
+            owners = (module for module in self.modules() if not isinstance(module, Quantised))
+            self._plain_place = next(
+                (owner._parameters, name)
+                for owner in owners
+                for name, parameter in owner.named_parameters(recurse=False)
+                if parameter.ndim == 1
+            )
+        parameters, name = self._plain_place
+        parameter = parameters[name]
+        assert parameter is not None
+        return parameter
 
     def graphed(self, name: Hashable, function: Function) -> Callable[..., Any]:
         """Return `function`, run through CUDA graphs if the model is on a GPU and `use_graphs` is set.

@@ -54,14 +54,19 @@ class PromptCheck:
             self._check_shape(name, mask, (length,))
         return ((1 - beside(name, mask, self.device).to(self.dtype)) * HIDDEN,)
 
-    def residuals(self, down: Any, mid: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[Given, Given]:
-        """Return a ControlNet's residuals, (N, C, H, W) each, as (N, H, W, C).
+    def attention_bias(self, mask: Any, size: tuple[int, int], text_length: int) -> Given:
+        """Return attention_mask as a bias, for a sample of this height and width."""
+        return () if mask is None else self.bias("attention_mask", mask, self.config.attended(*size, text_length))
 
-        `shapes` are the expected (C, H, W) of each of `down`, then of `mid`.
+    def residuals(self, down: Any, mid: Any, size: tuple[int, int]) -> tuple[Given, Given]:
+        """Return a ControlNet's residuals, (N, C, H, W) each, as (N, H, W, C), for a sample of this height and width.
+
+        There is one of `down` for each skip connection, and `mid` for the mid block's output.
         """
         names = "down_block_additional_residuals", "mid_block_additional_residual"
         if down is None and mid is None:
             return (), ()
+        shapes = self.config.residual_shapes(*size)
         if down is None or mid is None:
             raise InputError(f"{names[down is not None]}: missing; give both {' and '.join(names)}")
         if not isinstance(down, list | tuple) or len(down) != len(shapes) - 1:

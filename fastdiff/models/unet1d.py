@@ -270,7 +270,7 @@ class UNet1DModel(Denoiser):
 
     @torch.no_grad()
     def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
-        self._check_labels(timesteps, class_labels)
+        self._check_labels(len(timesteps), class_labels)
         emb = self.time_mlp(self.time_proj(timesteps).to(self.dtype))
         columns = each_through(F.mish(emb), self.time_emb)
         # the last layers of a value function read the embedding itself

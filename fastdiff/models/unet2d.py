@@ -113,7 +113,7 @@ class UNet2DModel(Denoiser):
 
     @torch.no_grad()
     def conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
-        self._check_labels(timesteps, class_labels)
+        self._check_labels(len(timesteps), class_labels)
         emb = self.time_embedding(self.time_proj(timesteps).to(self.dtype))
         if class_labels is not None and self.class_embedding is not None:
             if self.config.class_embed_type == "timestep":

@@ -133,27 +133,15 @@ class UNet2DConditionModel(Denoiser):
         checked("return_dict", return_dict, bool)
         _check_unsupported(cross_attention_kwargs, down_intrablock_additional_residuals)
         self._check_sample(sample)
-        timesteps = self._timesteps(timestep, len(sample))
-        self._check_labels(timesteps, class_labels)
+        timestep = self._checked_timestep(timestep, len(sample))
+        self._check_labels(len(sample), class_labels)
         check = PromptCheck(self.config, self.dtype, self.device, len(sample))
         prompt = check.prompt(encoder_hidden_states, encoder_attention_mask, added_cond_kwargs, timestep_cond)
-        height, width = sample.shape[2:]
-        keys = self.config.attended(height, width, prompt.text.shape[1])
-        bias = check.bias("attention_mask", attention_mask, keys)
-        shapes = self.config.residual_shapes(height, width)
-        residuals = check.residuals(down_block_additional_residuals, mid_block_additional_residual, shapes)
-        run = self.graphed("forward", self._run_prompt)
-        labels = () if class_labels is None else (class_labels,)
-        (prediction,) = run(self.channels_last(sample), timesteps, labels, prompt, Extras(bias, *residuals))
-        prediction = self.channels_first(prediction)
+        size = (sample.shape[2], sample.shape[3])
+        bias = check.attention_bias(attention_mask, size, prompt.text.shape[1])
+        residuals = check.residuals(down_block_additional_residuals, mid_block_additional_residual, size)
+        prediction = self._predicted(sample, timestep, class_labels, prompt, Extras(bias, *residuals))
         return UNet2DConditionOutput(prediction) if return_dict else (prediction,)
-
-    def _run_prompt(
-        self, x: Tensor, timesteps: Tensor, labels: tuple[Tensor, ...], prompt: Prompt, extras: Extras
-    ) -> tuple[Tensor]:
-        """Predict as a function of tensors only, over (N, H, W, C)."""
-        conditioning = self.conditioning(timesteps, labels[0] if labels else None, prompt)
-        return (self.predict(x.contiguous(), conditioning, extras),)
 
     @torch.no_grad()
     def conditioning(
@@ -189,7 +177,7 @@ class UNet2DConditionModel(Denoiser):
     def embed(self, timesteps: Tensor, class_labels: Tensor | None, prompt: Prompt | None) -> Tensor:
         """Return what residual blocks read of time, class and added conditions: (M, conditioning_width)."""
         assert prompt is not None  # guaranteed by the callers
-        self._check_labels(timesteps, class_labels)
+        self._check_labels(len(timesteps), class_labels)
         emb = self.time_embedding(self.time_proj(timesteps).to(self.dtype), *prompt.timestep_cond)
         if class_labels is not None:
             embedded = self._embed_labels(class_labels)
@@ -248,13 +236,13 @@ class UNet2DConditionModel(Denoiser):
             feature = block(feature, skips, context)
         return self.conv_out(self.conv_norm_out(feature, activation=self.config.activation), moments=False).x
 
-    def _timesteps(self, timestep: Tensor | float, count: int) -> Tensor:
+    def _checked_timestep(self, timestep: Tensor | float, count: int) -> Tensor:
         if not isinstance(timestep, Tensor):
             number = as_float(timestep)
             if number is None or abs(number) > MOST_TIMESTEP:
                 raise InputError(f"timestep: {shown(timestep)} is not a timestep; give a number as in training")
             timestep = torch.tensor(number, dtype=torch.float64)
-        return super()._timesteps(timestep, count)
+        return super()._checked_timestep(timestep, count)
 
 
 def _plus(feature: Feature, residual: Tensor) -> Feature:

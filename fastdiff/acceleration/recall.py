@@ -1,0 +1,162 @@
+"""Keep the conditioning of a run between the calls of a diffusers loop, as our own loop does.
+
+A loop of diffusers gives its denoiser `timesteps[0]`, then `timesteps[1]` and so on, with the same prompt or labels. So
+the first call computes the keys and values of the text, and the time's part of all timesteps of a GROUP. The products
+are those of `diffusion.conditioning`, with the same bits as in a fastdiff pipeline.
+
+torch counts the writes to a tensor (`_version`), so a prompt or a weight that is edited in place is computed again at
+once. It does not count writes through `.data`, through numpy, or by a CUDA graph. They take effect when the loop starts
+again: nothing is kept for a timestep that is not after the timestep of the call before. Inference tensors have no
+count, so nothing is kept for them.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastdiff.checkpoints.weights import diffusers_keys
+from fastdiff.diffusion.conditioning import ConditioningTable
+from fastdiff.diffusion.conditions import Conditions
+from fastdiff.execution.cuda_graphs import map_tensors
+from fastdiff.models.blocks.conditioning import GROUP, Conditioning, Prompt
+from fastdiff.models.denoiser import Denoiser
+
+# Both are chosen, not measured. With more pictures the conditioning is a smaller part of a call, and takes more memory:
+# for SDXL, 25 MB for each picture.
+MOST_PICTURES = 8
+CAPACITY = 4  # runs; some loops call a model with several prompts at each step
+
+
+BLOCKS = ("down_blocks.", "mid_block.", "up_blocks.", "transformer_blocks.")
+
+
+class Recall:
+    """The conditioning of the latest runs of a live model; it is the `recall` of our model."""
+
+    def __init__(self, model: nn.Module, ours: Denoiser):
+        self._weights = _conditioning_weights(model, ours)
+        self._counts_writes = not any(parameters[name].is_inference() for parameters, name in self._weights)
+        self._runs: list[_Run] = []  # the latest first
+
+    def __call__(
+        self, denoiser: Denoiser, timestep: Tensor, count: int, class_labels: Tensor | None, prompt: Prompt | None
+    ) -> Conditioning | None:
+        """Return the conditioning of `count` pictures, or None if the call is not a step of a run."""
+        place = _place(timestep)
+        if place is None or not self._counts_writes or not _suits(denoiser, count, class_labels, prompt):
+            return None
+        timesteps, step = place
+        texts = () if prompt is None else (prompt.text, *prompt.added, *prompt.timestep_cond)
+        given = (timesteps, *texts) if class_labels is None else (timesteps, *texts, class_labels)
+        if any(tensor.is_inference() for tensor in given):
+            return None
+        stream = None
+        if denoiser.device.type == "cuda":
+            if torch.cuda.is_current_stream_capturing():
+                return None
+            stream = torch.cuda.current_stream(denoiser.device)
+        run = next((run for run in self._runs if run.reads(given, stream)), None)
+        others = [each for each in self._runs if each is not run and each.is_alive()][: CAPACITY - 1]
+        if run is None or step <= run.step:
+            run, self._runs = None, others  # free the memory of runs that have ended
+            run = _Run(denoiser, given, stream, self._writes(), _conditions(count, class_labels, prompt))
+        self._runs = [run, *others]
+        conditioning = run.at(step)
+        return conditioning if prompt is None else conditioning._replace(text=(*conditioning.text, *prompt.bias))
+
+    def forget_changes(self) -> bool:
+        """Drop runs from before the latest write to the weights. Return whether there were any."""
+        if not self._runs:
+            return False
+        before, writes = self._runs, self._writes()
+        self._runs = [run for run in before if run.writes == writes]
+        return len(self._runs) < len(before)
+
+    def _writes(self) -> list[int]:
+        """Return the number of writes to each weight that a conditioning depends on."""
+        return [parameters[name]._version for parameters, name in self._weights]
+
+
+class _Run:
+    """The conditioning of calls with the same timesteps, labels and prompt, on one stream of a GPU."""
+
+    def __init__(
+        self, denoiser: Denoiser, given: tuple[Tensor, ...], stream: Any, writes: list[int], conditions: Conditions
+    ):
+        self.step = -1  # of the latest call
+        self.writes = writes
+        self._stream = stream
+        self._given = [(weakref.ref(tensor), _state(tensor)) for tensor in given]
+        with torch.inference_mode(False), torch.no_grad():
+            self._table = ConditioningTable(denoiser, given[0].detach(), conditions, chunk=GROUP)
+
+    def at(self, step: int) -> Conditioning:
+        self.step = step
+        with torch.inference_mode(False), torch.no_grad():
+            return self._table.at(step)
+
+    def reads(self, given: tuple[Tensor, ...], stream: Any) -> bool:
+        """Whether these are the tensors of this run, and nothing was written to them since it began."""
+        return (
+            stream == self._stream
+            and len(given) == len(self._given)
+            and all(
+                known() is tensor and state == _state(tensor)
+                for (known, state), tensor in zip(self._given, given, strict=True)
+            )
+        )
+
+    def is_alive(self) -> bool:
+        """Whether its tensors still exist."""
+        return all(known() is not None for known, _ in self._given)
+
+
+def _conditioning_weights(model: nn.Module, ours: Denoiser) -> list[tuple[dict[str, Any], str]]:
+    """Return the places of the live parameters that a conditioning depends on, and of a few more.
+
+    Our blocks read x and the conditioning, and the layers that make a conditioning are outside of them. Parameters that
+    we have in 8 bits are left out, as torch refuses writes to them.
+    """
+    names = [name for name in ours.state_dict() if not name.startswith(BLOCKS)]
+    keys = {key for name in names for key in diffusers_keys(ours, name)}
+    return [
+        (module._parameters, name)
+        for path, module in model.named_modules()
+        for name in module._parameters
+        if (f"{path}.{name}" if path else name) in keys
+    ]
+
+
+def _place(timestep: Tensor) -> tuple[Tensor, int] | None:
+    """Return the vector that a timestep is an element of, and its index; None if it is no element of a vector."""
+    vector = timestep._base
+    if vector is None or vector.ndim != 1 or not vector.is_contiguous() or vector.dtype != timestep.dtype:
+        return None
+    if timestep.numel() > 1 and timestep.stride(0):  # not an element that was expanded
+        return None
+    return vector, int(timestep.storage_offset() - vector.storage_offset())
+
+
+def _suits(denoiser: Denoiser, count: int, class_labels: Tensor | None, prompt: Prompt | None) -> bool:
+    if denoiser.config.num_timestep_embeds is not None:  # an embedding must not see the other timesteps unchecked
+        return False
+    return count <= MOST_PICTURES or (class_labels is None and prompt is None)
+
+
+def _conditions(count: int, class_labels: Tensor | None, prompt: Prompt | None) -> Conditions:
+    """Return a condition for each picture, or one for all if they do not differ.
+
+    Its tensors are aliases, so that a run does not keep the caller's tensors alive.
+    """
+    labels = None if class_labels is None else class_labels.detach()
+    if prompt is not None:
+        prompt = map_tensors(Tensor.detach, prompt._replace(bias=()))
+        labels = None if labels is None else labels.expand(count, *labels.shape[1:])
+    return Conditions(labels, torch.arange(count), prompt=prompt)
+
+
+def _state(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what changes with a tensor's memory, form and values."""
+    return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride()
