@@ -49,6 +49,12 @@ class DiffusionConfig(Schema):
     steps_offset: Annotated[int, Interval(ge=-MAX_TRAIN_STEPS, le=MAX_TRAIN_STEPS)] = 0  # only read with leading
 
     BETA_SCHEDULES: ClassVar[tuple[str, ...]] = ("linear", "scaled_linear", "squaredcos_cap_v2")
+    LACKS: ClassVar[frozenset[str]] = frozenset()  # inherited options that diffusers' class does not have
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of the scheduler's options."""
+        return tuple(field.name for field in fields(cls) if field.name not in cls.LACKS)
 
     def check(self) -> None:
         if self.trained_betas is None:
@@ -73,10 +79,9 @@ class DiffusionConfig(Schema):
         Options of other schedulers are ignored. Raises InputError that names an option unknown to every diffusers
         scheduler, or a wrong value.
         """
-        own = {field.name for field in fields(cls)}
         with naming(str(source)):
             defaults = marked_defaults(mapping)
-        skipped = (FOREIGN_OPTIONS - own).union(defaults)
+        skipped = FOREIGN_OPTIONS.difference(cls.names()).union(defaults)
         return super().from_mapping({key: value for key, value in mapping.items() if key not in skipped}, source)
 
 
@@ -139,8 +144,8 @@ class SpacedSigmaConfig(SigmaConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowConfig(SpacedSigmaConfig):
-    """The options of solvers that can also follow a flow, where x_t = (1 - sigma) x_0 + sigma eps."""
+class FlowConfig(SpacedSigmaConfig, ThresholdingConfig):
+    """The options of multistep solvers, which can also follow a flow x_t = (1 - sigma) x_0 + sigma eps."""
 
     prediction_type: Literal["epsilon", "sample", "v_prediction", "flow_prediction"] = "epsilon"
     use_flow_sigmas: bool | None = False
@@ -162,7 +167,7 @@ class FlowConfig(SpacedSigmaConfig):
 
 # A scheduler file may hold options of other schedulers, and diffusers ignores them. Any other key is an error, because
 # it could change the picture.
-_GROUPS = (ZeroSNRConfig, ClippingConfig, ThresholdingConfig, FlowConfig)
+_GROUPS = (ZeroSNRConfig, ClippingConfig, FlowConfig)
 FOREIGN_OPTIONS = _OPTIONS_OF_OTHERS.union(
     *(sampler.defaults for sampler in SAMPLERS.values()),
     *({field.name for field in fields(group)} for group in _GROUPS),

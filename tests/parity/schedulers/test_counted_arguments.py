@@ -236,14 +236,6 @@ REFUSED = {
         "prediction_type: 'sample' is not one of epsilon, v_prediction",
     ),
     "timesteps-of-karras": (lambda: spaced(use_karras_sigmas=True), "options allow no custom ones"),
-    "deprecated-solver": (
-        lambda: fastdiff.DPMSolverMultistepScheduler(algorithm_type="dpmsolver"),
-        "algorithm_type: 'dpmsolver' is not one of",
-    ),
-    "flow-sigmas": (
-        lambda: fastdiff.DPMSolverMultistepScheduler(use_flow_sigmas=True),
-        "use_flow_sigmas: True is not",
-    ),
     "unipc-to-zero": (
         lambda: fastdiff.UniPCMultistepScheduler(lower_order_final=False),
         "lower_order_final False cannot step to sigma zero",
@@ -258,7 +250,7 @@ REFUSED = {
         "repeats a timestep; use fewer steps",
     ),
     "runge-kutta": (lambda: fastdiff.PNDMScheduler(), "skip_prk_steps False is not supported"),
-    "mu": (lambda: fastdiff.DPMSolverMultistepScheduler().set_timesteps(5, mu=1.0), "mu belongs to use_dynamic"),
+    "mu": (lambda: fastdiff.DPMSolverMultistepScheduler().set_timesteps(5, mu=1.0), "mu is only read with use_dynamic"),
     "neither": (lambda: fastdiff.EulerDiscreteScheduler().set_timesteps(), "give one of num_inference_steps"),
     "no-steps": (lambda: fastdiff.EulerDiscreteScheduler().set_timesteps(0), "num_inference_steps is 0"),
     "eta": (lambda: fastdiff.EulerDiscreteScheduler().schedule(5, eta=0.5), "eta is an option of ddim"),
