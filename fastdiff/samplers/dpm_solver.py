@@ -1,18 +1,23 @@
-"""Multistep DPM-Solver++ (Lu et al. 2022, arXiv 2211.01095), as in diffusers' DPMSolverMultistepScheduler.
+"""Multistep DPM-Solver and DPM-Solver++, as in diffusers' DPMSolverMultistepScheduler.
 
-With alpha = 1 / sqrt(sigma^2 + 1), lambda = -log(sigma) and h = lambda_next - lambda, a first-order step is DDIM's::
+Both are by Lu et al. 2022 (arXiv 2206.00927 and 2211.01095). With the shares alpha of the signal and sigma of the
+noise, lambda = log(alpha / sigma) and h = lambda_next - lambda, a first-order step of either is DDIM's::
 
-    x_next = (sigma_next alpha_next) / (sigma alpha) x + alpha_next (1 - exp(-h)) x0
+    dpmsolver++  x_next = (sigma_next / sigma) x + alpha_next (1 - exp(-h)) x0
+    dpmsolver    x_next = (alpha_next / alpha) x - sigma_next (exp(h) - 1) eps
 
-The second order adds the first difference of x0 over earlier steps, and the third order also the second difference
-(appendix B). The stochastic variant replaces exp(-h) by exp(-2h) in the weights of the outputs, multiplies the
-coefficient of x by exp(-h), and adds noise of standard deviation sigma_next alpha_next sqrt(1 - exp(-2h)).
+The second order adds the first difference of x0 or eps over earlier steps, and the third order also the second
+difference (appendix B of the second paper).
+
+The stochastic variants add noise. That of DPM-Solver++ replaces exp(-h) by exp(-2h) in the weights of the outputs,
+multiplies the coefficient of x by exp(-h), and adds noise of standard deviation sigma_next sqrt(1 - exp(-2h)). That of
+DPM-Solver doubles the weights of the outputs, and adds noise of standard deviation sigma_next sqrt(exp(2h) - 1).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,63 +27,45 @@ from torch import Generator, Tensor
 
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, beside, tensor
+from fastdiff.samplers.shared.flow import noise_ratios, run_shift, signal_and_noise, solver_rows, solver_sigmas
 from fastdiff.samplers.shared.noise import randn_tensor
-from fastdiff.samplers.shared.options import (
-    FinalSigma,
-    SpacedSigmaConfig,
-    ThresholdingConfig,
-    VarianceType,
-    ZeroSNRConfig,
-)
-from fastdiff.samplers.shared.schedule import stack_sigma_columns
+from fastdiff.samplers.shared.options import FinalSigma, FlowConfig, VarianceType, ZeroSNRConfig
 from fastdiff.samplers.shared.scheduler import SchedulerOutput
 from fastdiff.samplers.shared.sigma_scheduler import VariancePreservingScheduler, check_chosen
-from fastdiff.samplers.shared.sigmas import (
-    sigmas_at,
-    solver_timesteps,
-    spaced_sigmas,
-    timesteps_of,
-    training_sigmas,
-    variance_preserving,
-    vp_x0_columns,
-    with_final,
-)
+from fastdiff.samplers.shared.sigmas import solver_timesteps, with_final
 from fastdiff.samplers.shared.timesteps import checked_steps, custom_timesteps
 
 FEW_STEPS = 15  # lower_order_final lowers the order of runs with fewer steps
 
-# solver_type values of other schedulers, and what this scheduler uses instead
-_INSTEAD = {"logrho": "midpoint", "bh1": "midpoint", "bh2": "midpoint"}
-_OF_OTHERS = BeforeValidator(lambda value: _INSTEAD.get(value, value) if isinstance(value, str) else value)
+# values of other schedulers, and what these schedulers use instead
+_INSTEAD = {"logrho": "midpoint", "bh1": "midpoint", "bh2": "midpoint", "deis": "dpmsolver++"}
+OF_OTHERS = BeforeValidator(lambda value: _INSTEAD.get(value, value) if isinstance(value, str) else value)
+
+SolverType = Annotated[Literal["midpoint", "heun"], OF_OTHERS]
+LambdaMin = Annotated[float, AllowInfNan()]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPMSolverConfig(SpacedSigmaConfig, ThresholdingConfig, ZeroSNRConfig):
-    """The options of diffusers' DPMSolverMultistepScheduler; without flows and the deprecated solvers."""
+class DPMSolverConfig(FlowConfig, ZeroSNRConfig):
+    """The options of diffusers' DPMSolverMultistepScheduler."""
 
     solver_order: Annotated[int, Interval(ge=1, le=3)] = 2
-    algorithm_type: Literal["dpmsolver++", "sde-dpmsolver++"] = "dpmsolver++"
-    solver_type: Annotated[Literal["midpoint", "heun"], _OF_OTHERS] = "midpoint"
+    algorithm_type: Annotated[Literal["dpmsolver", "dpmsolver++", "sde-dpmsolver", "sde-dpmsolver++"], OF_OTHERS] = (
+        "dpmsolver++"
+    )
+    solver_type: SolverType = "midpoint"
     lower_order_final: bool = True  # in runs of fewer than 15 steps
     euler_at_final: bool = False
     use_lu_lambdas: bool | None = False
-    use_flow_sigmas: Literal[False] | None = False
-    flow_shift: float = 1.0  # only read with use_flow_sigmas
-    final_sigmas_type: FinalSigma = "zero"
-    lambda_min_clipped: Annotated[float, AllowInfNan()] = -math.inf
+    final_sigmas_type: FinalSigma = "zero"  # "dpmsolver" and "sde-dpmsolver" need "sigma_min"
+    lambda_min_clipped: LambdaMin = -math.inf
     variance_type: VarianceType | None = None  # the channels of a learned variance are ignored
-    use_dynamic_shifting: Literal[False] = False
-    time_shift_type: Literal["exponential"] = "exponential"  # only read with use_dynamic_shifting
 
-    @property
-    def learns_variance(self) -> bool:
-        """Whether the model's output has channels for a learned variance."""
-        return (self.variance_type or "").startswith("learned")
-
-    @property
-    def stochastic(self) -> bool:
-        """Whether steps add noise."""
-        return self.algorithm_type == "sde-dpmsolver++"
+    def check(self) -> None:
+        super().check()
+        check_algorithm(self.algorithm_type, self.prediction_type, self.final_sigmas_type)
+        if self.algorithm_type == "sde-dpmsolver" and self.solver_order == 3:
+            raise InputError("algorithm_type sde-dpmsolver has no solver_order 3; use 1 or 2, or sde-dpmsolver++")
 
     @property
     def sigma_spacing(self) -> str | None:
@@ -86,29 +73,38 @@ class DPMSolverConfig(SpacedSigmaConfig, ThresholdingConfig, ZeroSNRConfig):
         return "lu" if self.use_lu_lambdas and spacing != "karras" else spacing
 
 
-def dpm_sigmas(config: DPMSolverConfig, alpha_bar: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Return the timesteps (steps,) int64 and sigmas (steps + 1,) float32 of a run."""
+def check_algorithm(algorithm: str, prediction_type: str, final_sigmas_type: str) -> None:
+    """Raise InputError for options that only the algorithms on x0 (with ++) have."""
+    if algorithm.endswith("++"):
+        return
+    if final_sigmas_type == "zero":
+        raise InputError(f"algorithm_type {algorithm} cannot step to sigma zero; use final_sigmas_type sigma_min")
+    if prediction_type == "flow_prediction":
+        raise InputError(f"algorithm_type {algorithm} has no prediction_type flow_prediction; use {algorithm}++")
+
+
+def learns_variance(variance_type: str | None) -> bool:
+    """Return whether the model's output has channels for a learned variance."""
+    return (variance_type or "").startswith("learned")
+
+
+def lambda_clipped(alpha_bar: Tensor, lambda_min: float) -> int:
+    """Return the number of training timesteps, at the noisy end, whose log(alpha / sigma) is below `lambda_min`."""
     log_snr = torch.log(torch.sqrt(alpha_bar)) - torch.log(torch.sqrt(1 - alpha_bar))
-    clipped = int(torch.searchsorted(log_snr.flip(0), config.lambda_min_clipped))
-    return _finish(config, alpha_bar, solver_timesteps(config, steps, config.num_train_timesteps - clipped), steps)
+    return int(torch.searchsorted(log_snr.flip(0), lambda_min))
 
 
-def dpm_sigmas_at(config: DPMSolverConfig, alpha_bar: Tensor, timesteps: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the same as `dpm_sigmas`, for custom timesteps."""
-    return _finish(config, alpha_bar, np.array(timesteps).astype(np.int64), len(timesteps))
+def dpm_sigmas(config: DPMSolverConfig, alpha_bar: Tensor, steps: int, shift: float) -> tuple[Tensor, Tensor]:
+    """Return the timesteps (steps,) int64 and sigmas (steps + 1,) float32 of a run. `shift` is of a flow."""
+    total = config.num_train_timesteps - lambda_clipped(alpha_bar, config.lambda_min_clipped)
+    return dpm_sigmas_at(config, alpha_bar, solver_timesteps(config, steps, total), shift)
 
 
-def _finish(config: DPMSolverConfig, alpha_bar: Tensor, timesteps: np.ndarray, steps: int) -> tuple[Tensor, Tensor]:
-    trained = training_sigmas(alpha_bar).numpy()
-    spacing = config.sigma_spacing
-    if spacing is None:
-        sigmas = sigmas_at(timesteps, trained)
-    else:
-        sigmas = spaced_sigmas(spacing, np.flip(trained), steps)
-        timesteps = timesteps_of(sigmas, np.log(trained))
-        if spacing in ("karras", "lu") and config.beta_schedule != "squaredcos_cap_v2":
-            timesteps = timesteps.round()
-    return torch.from_numpy(timesteps.astype(np.int64)), with_final(sigmas, alpha_bar, config.final_sigmas_type)
+def dpm_sigmas_at(config: DPMSolverConfig, alpha_bar: Tensor, own: np.ndarray, shift: float) -> tuple[Tensor, Tensor]:
+    """Return the same as `dpm_sigmas`, for timesteps of the caller, (steps,) int64."""
+    rounded = () if config.beta_schedule == "squaredcos_cap_v2" else ("karras", "lu")
+    timesteps, sigmas = solver_sigmas(config, alpha_bar, own, shift, rounded)
+    return timesteps, with_final(sigmas, alpha_bar, config.final_sigmas_type)
 
 
 def dpm_rows(config: DPMSolverConfig, sigmas: Tensor, begin: int = 0) -> Tensor:
@@ -116,15 +112,9 @@ def dpm_rows(config: DPMSolverConfig, sigmas: Tensor, begin: int = 0) -> Tensor:
 
     (steps, len(COLUMNS)) float32. Raises InputError that names a step without a solution.
     """
-    levels = sigmas.double().tolist()
-    steps = [_step(config, levels, i, _order(config, i, begin, len(levels) - 1)) for i in range(len(levels) - 1)]
-    columns = {name: torch.tensor([step.get(name, 0.0) for step in steps], dtype=torch.float64) for name in _COLUMNS}
-    sigma = sigmas[:-1].double()
-    columns |= vp_x0_columns(config.prediction_type, sigma) | {"keep_x0": torch.ones_like(sigma)}
-    return stack_sigma_columns(columns, sigma)
-
-
-_COLUMNS = ("prev_x", "prev_x0", "prev_h1", "prev_h2", "sigma")
+    ratios = noise_ratios(config, sigmas)
+    steps = [_step(config, ratios, i, _order(config, i, begin, len(ratios) - 1)) for i in range(len(ratios) - 1)]
+    return solver_rows(config, sigmas, steps, keeps_eps=not config.algorithm_type.endswith("++"))
 
 
 def _order(config: DPMSolverConfig, i: int, begin: int, steps: int) -> int:
@@ -136,53 +126,74 @@ def _order(config: DPMSolverConfig, i: int, begin: int, steps: int) -> int:
     return min(config.solver_order, known, 2 if i == steps - 2 and few else 3)
 
 
-def _step(config: DPMSolverConfig, sigmas: list[float], i: int, order: int) -> dict[str, float]:
-    """Return the coefficients of x_next by column."""
-    (alpha, noise), (_, noise_now) = variance_preserving(sigmas[i + 1]), variance_preserving(sigmas[i])
-    h = math.inf if sigmas[i + 1] == 0 else math.log(sigmas[i] / sigmas[i + 1])
-    if h == 0:  # the smallest sigma twice, or equal timesteps
+class Terms(NamedTuple):
+    """The coefficients of a step: of x, of an output, and of the output's differences."""
+
+    sample: float
+    output: float
+    half: float  # of the first difference in the second order's "midpoint"
+    slope: float  # of the first difference otherwise
+    curve: float  # of the second difference
+    sigma: float  # the standard deviation of the noise
+
+
+def dpm_terms(config: FlowConfig, algorithm: str, start: float, end: float) -> Terms:
+    """Return the coefficients of a step between two noise / signal ratios (appendix B of both papers)."""
+    (alpha, noise), (alpha_now, noise_now) = signal_and_noise(config, end), signal_and_noise(config, start)
+    h = math.inf if end == 0 else math.log(start / end)
+    sde = algorithm.startswith("sde")
+    if algorithm.endswith("++"):
+        twice = 2 * h if sde else h
+        shrunk = -math.expm1(-twice)  # 1 - exp(-h), or 1 - exp(-2h)
+        output = alpha * shrunk
+        curve = alpha * ((shrunk - twice) / twice**2 + (-0.5 if sde else 0.5))  # diffusers' sign
+        sample, sigma = noise / noise_now * (math.exp(-h) if sde else 1.0), noise * _root(shrunk)
+        return Terms(sample, output, output / 2, alpha * (1 - shrunk / twice), curve, sigma if sde else 0.0)
+    grown, share = math.expm1(h), -2 * noise if sde else -noise
+    output, curve = share * grown, share * ((grown - h) / h**2 - 0.5)
+    sigma = noise * _root(math.expm1(2 * h)) if sde else 0.0
+    return Terms(alpha / alpha_now, output, output / 2, share * (grown / h - 1), curve, sigma)
+
+
+def _root(variance: float) -> float:
+    return math.sqrt(variance) if variance >= 0 else math.nan  # a step back to more noise; the row is refused
+
+
+def _step(config: DPMSolverConfig, ratios: list[float], i: int, order: int) -> dict[str, float]:
+    """Return the coefficients of x_next by column, for noise / signal at each step."""
+    if ratios[i] == ratios[i + 1]:  # the smallest sigma twice, or equal timesteps
         return {"prev_x": 1.0}
-    twice = 2 if config.stochastic else 1
-    shrunk = -math.expm1(-twice * h)  # 1 - exp(-h), or 1 - exp(-2h)
-    prev_x = noise / noise_now * (math.exp(-h) if config.stochastic else 1.0)
-    first = alpha * shrunk  # the weight of x0; the weights of its differences follow
-    ratios = [math.log(sigmas[i - k - 1] / sigmas[i - k]) / h for k in range(order - 1)]
-    if any(ratio == 0 for ratio in ratios):
-        raise InputError(f"step {i + 1} of {len(sigmas) - 1} repeats a timestep; use fewer steps")
-    weights = [first]
-    if order == 2:
-        weights.append(first / 2 if config.solver_type == "midpoint" else alpha * (1 - shrunk / (twice * h)))
-    if order == 3:
-        weights.append(alpha * (1 - shrunk / (twice * h)))
-        half = -0.5 if config.stochastic else 0.5  # diffusers' sign
-        weights.append(alpha * ((shrunk - twice * h) / (twice * h) ** 2 + half))
-    return {"prev_x": prev_x, "sigma": noise * math.sqrt(shrunk) if config.stochastic else 0.0} | _by_output(
-        weights, ratios
-    )
+    terms = dpm_terms(config, config.algorithm_type, ratios[i], ratios[i + 1])
+    columns = {"prev_x": terms.sample, "sigma": terms.sigma, "output": terms.output}
+    if order == 1:
+        return columns
+    h = math.log(ratios[i] / ratios[i + 1])
+    lengths = [math.log(ratios[i - k - 1] / ratios[i - k]) / h for k in range(order - 1)]
+    if 0 in lengths:
+        raise InputError(f"step {i + 1} of {len(ratios) - 1} repeats a timestep; use fewer steps")
+    halves = order == 2 and config.solver_type == "midpoint"
+    return columns | _by_output(terms, terms.half if halves else terms.slope, lengths)
 
 
-def _by_output(weights: list[float], ratios: list[float]) -> dict[str, float]:
-    """Return the coefficient of each x0, given the weights of x0 and of its differences D1 and D2 (appendix B).
+def _by_output(terms: Terms, slope: float, lengths: list[float]) -> dict[str, float]:
+    """Return the coefficient of each output, given those of the output and of its differences D1 and D2 (appendix B).
 
-    `ratios` are the lengths in lambda of the steps before this one, the latest first, relative to h.
+    `lengths` are the lengths in lambda of the steps before this one, the latest first, relative to h.
     """
-    if len(weights) == 1:
-        return {"prev_x0": weights[0]}
-    if len(weights) == 2:
-        slope = weights[1] / ratios[0]
-        return {"prev_x0": weights[0] + slope, "prev_h1": -slope}
-    r0, r1 = ratios
+    if len(lengths) == 1:
+        own = slope / lengths[0]
+        return {"output": terms.output + own, "prev_h1": -own}
+    r0, r1 = lengths
     # with slopes D10 and D11: D1 = D10 + r0 / (r0 + r1) (D10 - D11) and D2 = (D10 - D11) / (r0 + r1)
-    curve = (weights[1] * r0 + weights[2]) / (r0 + r1)
-    latest, earlier = (weights[1] + curve) / r0, -curve / r1
-    return {"prev_x0": weights[0] + latest, "prev_h1": earlier - latest, "prev_h2": -earlier}
+    curve = (slope * r0 + terms.curve) / (r0 + r1)
+    latest, earlier = (slope + curve) / r0, -curve / r1
+    return {"output": terms.output + latest, "prev_h1": earlier - latest, "prev_h2": -earlier}
 
 
 class DPMSolverMultistepScheduler(VariancePreservingScheduler):
-    """Multistep DPM-Solver++ (Lu et al. 2022), with the interface of diffusers' `DPMSolverMultistepScheduler`.
+    """Multistep DPM-Solver and DPM-Solver++, with the interface of diffusers' `DPMSolverMultistepScheduler`.
 
-    `DPMSolverConfig` lists its options, which have diffusers' names and defaults. `algorithm_type` is "dpmsolver++" or
-    "sde-dpmsolver++"; the deprecated algorithms and flow matching are not supported.
+    The methods are by Lu et al. 2022. `DPMSolverConfig` lists the options, which have diffusers' names and defaults.
     """
 
     names: ClassVar = {
@@ -200,6 +211,8 @@ class DPMSolverMultistepScheduler(VariancePreservingScheduler):
             "use_exponential_sigmas": False,
             "use_beta_sigmas": False,
         },
+        "dpmsolver-2m": {"algorithm_type": "dpmsolver", "final_sigmas_type": "sigma_min"},
+        "dpmsolver-2m-sde": {"algorithm_type": "sde-dpmsolver", "final_sigmas_type": "sigma_min"},
     }
     a1111_names: ClassVar = {"dpm++2m": "DPM++ 2M", "dpm++2m-sde": "DPM++ 2M SDE"}
     place: ClassVar = 5
@@ -218,25 +231,25 @@ class DPMSolverMultistepScheduler(VariancePreservingScheduler):
     ) -> None:
         """Set the steps of a run: their number, or custom `timesteps` in descending order.
 
-        Raises InputError unless exactly one of the two is given, for custom timesteps if the config spaces the sigmas
-        in another way (such as use_karras_sigmas), and for `mu`, which belongs to flow matching.
+        `mu` shifts the sigmas of a flow by exp(mu) instead of flow_shift. Raises InputError unless exactly one of
+        number and timesteps is given, for custom timesteps if the config spaces the sigmas in another way (such as
+        use_karras_sigmas), and for `mu` without use_dynamic_shifting.
         """
-        if mu is not None:
-            raise InputError("mu belongs to use_dynamic_shifting, which is not supported; leave it out")
+        shift = run_shift(self._options, mu)
         check_chosen(self._options, num_inference_steps=num_inference_steps, timesteps=timesteps)
         if timesteps is None:
             steps = checked_steps(self._options, num_inference_steps)
-            chosen = dpm_sigmas(self._options, self.alphas_cumprod, steps)
+            chosen = dpm_sigmas(self._options, self.alphas_cumprod, steps, shift)
         else:
-            own = custom_timesteps(self._options, timesteps).tolist()
-            chosen = dpm_sigmas_at(self._options, self.alphas_cumprod, own)
+            own = custom_timesteps(self._options, timesteps).numpy()
+            chosen = dpm_sigmas_at(self._options, self.alphas_cumprod, own, shift)
         self._choose(*chosen, device)
 
     def _make_table(self, begin: int) -> Tensor:
         return dpm_rows(self._options, self.sigmas, begin)
 
     def _draws(self, index: int) -> bool:
-        return self._options.stochastic
+        return self._options.algorithm_type.startswith("sde")
 
     def step(
         self,
@@ -254,7 +267,7 @@ class DPMSolverMultistepScheduler(VariancePreservingScheduler):
                 variance are ignored.
             timestep: The timestep that the model saw.
             sample: `x_t`, (N, C, ...) of any float dtype.
-            generator: Draws the noise of "sde-dpmsolver++": one generator for the batch, or a list with one for each
+            generator: Draws the noise of the "sde" algorithms: one generator for the batch, or a list with one for each
                 picture.
             variance_noise: Noise (N, C, ...) to use instead of drawing it.
             return_dict: Return a `SchedulerOutput`, which also holds the predicted `x0`. If False, return a tuple of
@@ -263,11 +276,11 @@ class DPMSolverMultistepScheduler(VariancePreservingScheduler):
         Raises InputError that names a timestep outside the run, or a tensor of a wrong type, shape or dtype.
         """
         self._checked_index(timestep, sample, generator, return_dict, model_output)
-        if self._options.learns_variance:
+        if learns_variance(self._options.variance_type):
             model_output = model_output[:, : sample.shape[1]]
         noise = None
-        if self._options.stochastic and variance_noise is not None:
+        if self._options.algorithm_type.startswith("sde") and variance_noise is not None:
             noise = beside("variance_noise", tensor("variance_noise", variance_noise, FLOATS), sample.device).float()
-        elif self._options.stochastic:
+        elif self._options.algorithm_type.startswith("sde"):
             noise = randn_tensor(sample.shape, generator, sample.device, self.noise_dtype)
         return self._take(model_output, sample, noise, return_dict)

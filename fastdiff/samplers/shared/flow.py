@@ -6,6 +6,7 @@ same rows serve both.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,14 +16,16 @@ from torch import Tensor
 
 from fastdiff.errors import InputError
 from fastdiff.samplers.shared.options import FlowConfig
-from fastdiff.samplers.shared.schedule import undefined_sigma_step
+from fastdiff.samplers.shared.schedule import stack_sigma_columns, undefined_sigma_step
 from fastdiff.samplers.shared.sigmas import (
     Array,
+    eps_columns,
     sigmas_at,
     spaced_sigmas,
     timesteps_of,
     training_sigmas,
     variance_preserving,
+    vp_x0_columns,
 )
 from fastdiff.schema import checked
 
@@ -84,3 +87,33 @@ def noise_ratios(config: FlowConfig, sigmas: Tensor) -> list[float]:
 def signal_and_noise(config: FlowConfig, ratio: float) -> tuple[float, float]:
     """Return the shares of signal and noise for their `ratio` noise / signal."""
     return (1 / (1 + ratio), ratio / (1 + ratio)) if config.use_flow_sigmas else variance_preserving(ratio)
+
+
+def solver_rows(
+    config: FlowConfig, sigmas: Tensor, steps: Sequence[Mapping[str, float]], keeps_eps: bool = False
+) -> Tensor:
+    """Return a row for each step over sigmas (steps + 1,) float32. (steps, len(COLUMNS)) float32.
+
+    Args:
+        config: The solver's options.
+        sigmas: The noise levels, the one after the last step included.
+        steps: The coefficients of each step by column; "output" is the coefficient of the step's own output.
+        keeps_eps: Whether a step's output is eps instead of x0.
+
+    Raises InputError that names a step without a solution.
+    """
+    sigma = sigmas[:-1].double()
+    zero, one = torch.zeros_like(sigma), torch.ones_like(sigma)
+    x0 = vp_x0_columns(config.prediction_type, sigma, config.use_flow_sigmas)
+    kept = {"keep_x": zero, "keep_x0": one, "keep_m": zero}
+    if keeps_eps:
+        shares = [signal_and_noise(config, ratio) for ratio in noise_ratios(config, sigmas)[:-1]]
+        signal, noise = torch.tensor(shares, dtype=torch.float64).unbind(dim=1)
+        noise = sigma if config.prediction_type == "flow_prediction" else noise  # also without a flow, as in diffusers
+        kept = eps_columns(x0, signal, noise, config.thresholding)
+    names = {"output", "prev_x", *(name for step in steps for name in step)}
+    columns = {name: torch.tensor([step.get(name, 0.0) for step in steps], dtype=torch.float64) for name in names}
+    output = columns.pop("output")
+    columns["prev_x"] += output * kept["keep_x"]
+    columns |= {"prev_x0": output * kept["keep_x0"], "prev_m": output * kept["keep_m"]}
+    return stack_sigma_columns(columns | x0 | kept, sigma)

@@ -40,6 +40,13 @@ class SchedulerConfig(Schema):
 
     num_train_timesteps: TrainSteps = 1000
 
+    LACKS: ClassVar[frozenset[str]] = frozenset()  # inherited options that diffusers' class does not have
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of the scheduler's options."""
+        return tuple(field.name for field in fields(cls) if field.name not in cls.LACKS)
+
     @property
     def variance(self) -> str:
         """The source of a step's variance, one of `kernels.denoise.VARIANCES`: the betas, or the model."""
@@ -54,10 +61,9 @@ class SchedulerConfig(Schema):
         Options of other schedulers are ignored. Raises InputError that names an option unknown to every diffusers
         scheduler, or a wrong value.
         """
-        own = {field.name for field in fields(cls)}
         with naming(str(source)):
             defaults = marked_defaults(mapping)
-        skipped = (FOREIGN_OPTIONS - own).union(defaults)
+        skipped = FOREIGN_OPTIONS.difference(cls.names()).union(defaults)
         return super().from_mapping({key: value for key, value in mapping.items() if key not in skipped}, source)
 
 
@@ -161,8 +167,8 @@ class SpacedSigmaConfig(SpacedConfig, SigmaConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowConfig(SpacedSigmaConfig):
-    """The options of solvers that can also follow a flow, where x_t = (1 - sigma) x_0 + sigma eps."""
+class FlowConfig(SpacedSigmaConfig, ThresholdingConfig):
+    """The options of multistep solvers, which can also follow a flow, where x_t = (1 - sigma) x_0 + sigma eps."""
 
     prediction_type: Literal["epsilon", "sample", "v_prediction", "flow_prediction"] = "epsilon"
     use_flow_sigmas: bool | None = False
@@ -184,7 +190,7 @@ class FlowConfig(SpacedSigmaConfig):
 
 # A scheduler file may hold options of other schedulers, and diffusers ignores them. Any other key is an error, because
 # it could change the picture.
-_GROUPS = (ZeroSNRConfig, ClippingConfig, ThresholdingConfig, DistilledConfig, FlowConfig)
+_GROUPS = (ZeroSNRConfig, ClippingConfig, DistilledConfig, FlowConfig)
 FOREIGN_OPTIONS = _OPTIONS_OF_OTHERS.union(
     *(sampler.defaults for sampler in SAMPLERS.values()),
     *({field.name for field in fields(group)} for group in _GROUPS),

@@ -8,7 +8,6 @@ import copy
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
@@ -111,17 +110,18 @@ class Scheduler:
     @classmethod
     def _check_own(cls, asked: Mapping[str, Any]) -> None:
         """Raise InputError for options of other schedulers. A config may hold them, but a caller must not pass them."""
-        own = {field.name for field in fields(cls.config_class)}
-        others = sorted(name for name in asked if name in FOREIGN_OPTIONS - own)
+        others = sorted(FOREIGN_OPTIONS.difference(cls.config_class.names()).intersection(asked))
         if others:
             raise InputError(f"{cls.__name__} has no {', '.join(others)}; leave it out, or choose another scheduler")
 
     def _build(self, mapping: Mapping[str, Any]) -> None:
         self._options = self.config_class.from_mapping(mapping, type(self).__name__)
-        values = {field.name: getattr(self._options, field.name) for field in fields(self._options)}
+        values = {name: getattr(self._options, name) for name in self._options.names()}
+        defaults = {*marked_defaults(mapping)}
         # keep other schedulers' options in the config, so that those schedulers can be built from it
-        kept = {key: value for key, value in mapping.items() if not key.startswith("_") and key not in values}
-        marked = {*(values.keys() - mapping.keys()), *(values.keys() & {*marked_defaults(mapping)})}
+        foreign = (key for key in mapping if not key.startswith("_") and key not in values and key not in defaults)
+        kept = {key: mapping[key] for key in foreign}
+        marked = {*(values.keys() - mapping.keys()), *(values.keys() & defaults)}
         own = {"_class_name": type(self).__name__, "_use_default_values": sorted(marked)}
         self.config = FrozenDict({**values, **kept, **own})
         self.num_inference_steps: int | None = None

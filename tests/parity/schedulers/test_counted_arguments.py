@@ -257,14 +257,6 @@ REFUSED = {
         "prediction_type: 'sample' is not one of epsilon, v_prediction",
     ),
     "timesteps-of-karras": (lambda: spaced(use_karras_sigmas=True), "options allow no custom ones"),
-    "deprecated-solver": (
-        lambda: fastdiff.DPMSolverMultistepScheduler(algorithm_type="dpmsolver"),
-        "algorithm_type: 'dpmsolver' is not one of",
-    ),
-    "flow-sigmas": (
-        lambda: fastdiff.DPMSolverMultistepScheduler(use_flow_sigmas=True),
-        "use_flow_sigmas: True is not",
-    ),
     "unipc-to-zero": (
         lambda: fastdiff.UniPCMultistepScheduler(lower_order_final=False),
         "lower_order_final False cannot step to sigma zero",

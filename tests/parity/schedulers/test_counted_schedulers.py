@@ -6,36 +6,13 @@ import torch
 
 import fastdiff
 from tests.parity.schedulers.loops import STABLE_DIFFUSION, TOLERANCE, assert_loops_agree, network, pair, randn
+from tests.parity.schedulers.option_sets import PROCESS, SIGMA_MIN_LAST, SOLVERS, SPACED, WITHOUT_ZERO_SNR
 
-# diffusers passes tensors to numpy
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
-PROCESS = {
-    "defaults": {},
-    "stable-diffusion": {**STABLE_DIFFUSION, "steps_offset": 1, "timestep_spacing": "leading"},
-    "cosine": {"beta_schedule": "squaredcos_cap_v2"},
-    "trained-betas": {"num_train_timesteps": 60, "trained_betas": torch.linspace(0.001, 0.2, 60).tolist()},
-    "velocity": {**STABLE_DIFFUSION, "prediction_type": "v_prediction"},
-    "trailing": {**STABLE_DIFFUSION, "timestep_spacing": "trailing"},
-    "linspace": {**STABLE_DIFFUSION, "timestep_spacing": "linspace"},
-    "zero-snr": {
-        **STABLE_DIFFUSION,
-        "rescale_betas_zero_snr": True,
-        "prediction_type": "v_prediction",
-        "timestep_spacing": "trailing",
-    },
-}
-WITHOUT_ZERO_SNR = {name: options for name, options in PROCESS.items() if name != "zero-snr"}
-SPACED = {
-    "karras": {**STABLE_DIFFUSION, "use_karras_sigmas": True},
-    "exponential": {**STABLE_DIFFUSION, "use_exponential_sigmas": True},
-    "beta": {**STABLE_DIFFUSION, "use_beta_sigmas": True},
-    "karras-cosine": {"beta_schedule": "squaredcos_cap_v2", "use_karras_sigmas": True},
-    "beta-trailing": {**STABLE_DIFFUSION, "use_beta_sigmas": True, "timestep_spacing": "trailing"},
-}
-SIGMA_MIN_LAST = {
-    "sigma-min-last": {**STABLE_DIFFUSION, "final_sigmas_type": "sigma_min"},
-    "beta-sigma-min-last": {**STABLE_DIFFUSION, "use_beta_sigmas": True, "final_sigmas_type": "sigma_min"},
-}
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy keyword",  # diffusers passes tensors to numpy
+    "ignore:__array_wrap__ must accept context",
+    "ignore:.*algorithm_type.* is deprecated:FutureWarning",  # of dpmsolver and sde-dpmsolver
+)
 OPTIONS = {
     "EulerDiscreteScheduler": PROCESS
     | SPACED
@@ -142,6 +119,8 @@ OPTIONS = {
         "sde-third-order": {**STABLE_DIFFUSION, "algorithm_type": "sde-dpmsolver++", "solver_order": 3},
     },
 }
+for each, more in SOLVERS.items():
+    OPTIONS[each] = OPTIONS.get(each, {}) | more
 CASES = {f"{kind}-{name}": (kind, options) for kind, cases in OPTIONS.items() for name, options in cases.items()}
 EACH = pytest.mark.parametrize(("kind", "options"), CASES.values(), ids=CASES)
 
@@ -176,8 +155,11 @@ def test_whole_loop(kind, options, steps):
     theirs, ours = pair(kind, options)
     for scheduler in (theirs, ours):
         scheduler.set_timesteps(steps)
-    assert ours.timesteps.dtype == theirs.timesteps.dtype
-    assert torch.equal(ours.timesteps, theirs.timesteps)
+    if kind.startswith("KDPM2"):  # some of diffusers' timesteps are float64, and some are computed by torch in float32
+        torch.testing.assert_close(ours.timesteps, theirs.timesteps.float(), rtol=1e-6, atol=0)
+    else:
+        assert ours.timesteps.dtype == theirs.timesteps.dtype
+        assert torch.equal(ours.timesteps, theirs.timesteps)
     if hasattr(theirs, "sigmas"):
         assert torch.equal(ours.sigmas, theirs.sigmas)
     assert ours.init_noise_sigma == theirs.init_noise_sigma
@@ -198,6 +180,8 @@ def tolerance_of(kind, options, steps):
         return {"tolerance": 2e-5}  # each step amplifies earlier rounding; see test_each_step_of_lcm
     if kind == "EulerAncestralDiscreteScheduler" and options.get("rescale_betas_zero_snr"):
         return {"dtype": torch.float64}  # in float32 diffusers loses digits at sigma 4096
+    if kind == "DEISMultistepScheduler" or kind.startswith("KDPM2"):
+        return {"dtype": torch.float64}  # in float32 diffusers loses digits of differences, up to 2e-4
     if kind == "HeunDiscreteScheduler":
         # diffusers divides a difference by the smallest sigma and multiplies it by the largest, an error of 7e-2 in
         # float32 for two steps of a cosine. So do we if x0 is clipped, an error of 3e-5; otherwise ours is 5e-6
@@ -261,7 +245,7 @@ def test_from_config_of_any_other(kind):
         for config in (theirs.config, ours.config):
             converted = getattr(fastdiff, kind).from_config(config, **needed)
             for name in ("timestep_spacing", "beta_end", "prediction_type", "steps_offset"):
-                assert converted.config[name] == expected.config[name]
+                assert converted.config.get(name) == expected.config.get(name)
 
 
 @pytest.mark.parametrize("kind", OPTIONS)

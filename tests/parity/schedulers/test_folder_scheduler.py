@@ -13,6 +13,7 @@ from fastdiff.samplers.shared.from_config import folder_scheduler, scheduler_fro
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning",  # diffusers warns about the options that it sets
     "ignore:__array__ implementation:DeprecationWarning",  # from diffusers' ancestral Euler
+    "ignore:__array_wrap__:DeprecationWarning",  # from diffusers' DPM2
 )
 
 CHANGES = PIPELINES["StableDiffusionPipeline"].scheduler_options

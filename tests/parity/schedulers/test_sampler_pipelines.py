@@ -15,7 +15,11 @@ FIRST = list({SCHEDULERS[name]: name for name in reversed(NAMES)}.values())  # t
 EACH_CLASS = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in NAMES]
 )
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy keyword",
+    "ignore:__array_wrap__ must accept context",
+    "ignore:.*algorithm_type.* is deprecated:FutureWarning",
+)
 
 
 @torch.no_grad()
