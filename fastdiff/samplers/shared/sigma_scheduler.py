@@ -8,7 +8,7 @@ from torch import Tensor
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, beside, tensor
 from fastdiff.samplers.shared.counted import CountedScheduler
-from fastdiff.samplers.shared.options import SigmaConfig, SpacedSigmaConfig
+from fastdiff.samplers.shared.options import FlowConfig, SigmaConfig, SpacedSigmaConfig
 from fastdiff.samplers.shared.sigmas import (
     float_sigmas,
     float_timesteps,
@@ -92,11 +92,18 @@ class ScaledScheduler(SigmaScheduler):
 
 
 class VariancePreservingScheduler(SigmaScheduler):
-    """A sampler whose x_t is alpha * x_0 + sigma * alpha * eps, with alpha = 1 / sqrt(sigma^2 + 1)."""
+    """A sampler whose x_t is alpha * x_0 + sigma * alpha * eps, with alpha = 1 / sqrt(sigma^2 + 1).
+
+    With use_flow_sigmas, x_t is (1 - sigma) * x_0 + sigma * eps.
+    """
+
+    _options: FlowConfig
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Return `x_t` from x0 and noise, at timesteps (N,) of the run. Samples are (N, ...)."""
         sigma = self._sigmas_of(original_samples, noise, timesteps)
+        if self._options.use_flow_sigmas:
+            return (1 - sigma) * original_samples + sigma * noise
         alpha = 1 / (sigma**2 + 1) ** 0.5
         return alpha * original_samples + sigma * alpha * noise
 
