@@ -75,10 +75,10 @@ class FlowMatchEulerDiscreteScheduler(SigmaScheduler):
     names: ClassVar = {"flow-euler": {}}
     place: ClassVar = 12
     follows_flow = True
-    config_class = FlowMatchEulerConfig
+    config_class = FlowMatchEulerConfig  # type: ignore[assignment]  # it has no betas
     returns_x0 = False
     noise_dtype = torch.float32
-    _options: FlowMatchEulerConfig
+    _options: FlowMatchEulerConfig  # type: ignore[assignment]
 
     def _make_process(self) -> None:
         self._shift = self._options.shift
