@@ -47,8 +47,7 @@ def _read(path: Path) -> Sampler:
     (class_name,), (defaults,) = schedulers, configs
     said: dict[str, Any] = {"a1111_names": {}, "place": math.inf, "default_eta": None, **classes[class_name]}
     module = f"fastdiff.samplers.{path.stem}"
-    own = (said[name] for name in ("names", "a1111_names", "place", "default_eta"))
-    return Sampler(module, class_name, *own, defaults)
+    return Sampler(module, class_name, said["names"], said["a1111_names"], said["place"], said["default_eta"], defaults)
 
 
 def _values(head: ast.ClassDef) -> dict[str, Any]:

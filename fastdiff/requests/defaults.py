@@ -102,7 +102,7 @@ def complete_sampling(asked: SamplingOptions, model: ModelFacts, defaults: Defau
     scheduler = asked.scheduler or model.default_scheduler
     is_ddpm = scheduler == "ddpm" and not model.reads_text
     is_ddim = scheduler in ("ddim", None)
-    eta = ETA if is_ddim or model.reads_text else ETAS.get(scheduler)
+    eta = ETA if scheduler is None or is_ddim or model.reads_text else ETAS.get(scheduler)
     own_eta = info.eta if is_ddim or scheduler == info.scheduler else None
     steps = info.num_inference_steps or (defaults.ddpm_steps if is_ddpm else STEPS) or model.num_train_timesteps
     steps = min(steps, model.num_train_timesteps, defaults.most_steps or steps)

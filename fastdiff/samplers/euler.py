@@ -132,10 +132,10 @@ class EulerDiscreteScheduler(ScaledScheduler):
         if timesteps is not None:
             if self._options.tells_log_sigma:
                 raise InputError("timesteps: this scheduler's options allow no custom ones; give num_inference_steps")
-            own = custom_numbers("timesteps", timesteps, len(self) - 1)
+            own = custom_numbers("timesteps", timesteps, len(self) - 1).astype(np.float32)
             chosen = euler_sigmas_at(self._options, self.alphas_cumprod, own)
         elif sigmas is not None:
-            own = custom_numbers("sigmas", sigmas, count=2)
+            own = custom_numbers("sigmas", sigmas, count=2).astype(np.float32)
             chosen = euler_custom_sigmas(self._options, self.alphas_cumprod, own)
         else:
             chosen = euler_sigmas(self._options, self.alphas_cumprod, checked_steps(self._options, num_inference_steps))

@@ -26,7 +26,7 @@ from fastdiff.samplers.shared.noise import randn_tensor
 from fastdiff.samplers.shared.options import SpacedConfig
 from fastdiff.samplers.shared.schedule import stack_sigma_columns
 from fastdiff.samplers.shared.sigma_scheduler import SigmaScheduler
-from fastdiff.samplers.shared.sigmas import Array, spaced_sigmas
+from fastdiff.samplers.shared.sigmas import Array, spaced_sigmas, stretched, time_shifted
 from fastdiff.samplers.shared.timesteps import checked_steps, custom_numbers
 from fastdiff.schema import checked
 
@@ -45,11 +45,6 @@ class FlowMatchEulerConfig(SpacedConfig):
     shift_terminal: float | None = None  # the sigmas are stretched to end here
     time_shift_type: Literal["exponential", "linear"] = "exponential"  # of mu
     stochastic_sampling: bool = False
-
-
-def stretched(sigmas: Array, terminal: float) -> Array:
-    """Return sigmas (steps,) stretched away from 1, so that the last one is `terminal`."""
-    return 1 - (1 - sigmas) / ((1 - sigmas[-1]) / (1 - terminal))
 
 
 def flow_rows(config: FlowMatchEulerConfig, sigmas: Tensor) -> Tensor:
@@ -80,10 +75,10 @@ class FlowMatchEulerDiscreteScheduler(SigmaScheduler):
     names: ClassVar = {"flow-euler": {}}
     place: ClassVar = 12
     follows_flow = True
-    config_class = FlowMatchEulerConfig
+    config_class = FlowMatchEulerConfig  # type: ignore[assignment]  # it has no betas
     returns_x0 = False
     noise_dtype = torch.float32
-    _options: FlowMatchEulerConfig
+    _options: FlowMatchEulerConfig  # type: ignore[assignment]
 
     def _make_process(self) -> None:
         self._shift = self._options.shift
@@ -109,7 +104,7 @@ class FlowMatchEulerDiscreteScheduler(SigmaScheduler):
         `sigma` is the exponent of 1 / t - 1. The times are a numpy array, a tensor or a number.
         """
         ratio = math.exp(mu) if self._options.time_shift_type == "exponential" else mu
-        return ratio / (ratio + (1 / t - 1) ** sigma)
+        return time_shifted(t, ratio, sigma)
 
     def stretch_shift_to_terminal(self, t: Any) -> Any:
         """Return times `t` (steps,) stretched so that the last one is the config's shift_terminal."""
@@ -178,7 +173,7 @@ class FlowMatchEulerDiscreteScheduler(SigmaScheduler):
         if num_inference_steps is None and not custom:
             raise InputError("give num_inference_steps, sigmas or timesteps")
         bounds = {"sigmas": 1.0, "timesteps": float(len(self))}
-        found = {name: custom_numbers(name, value, bounds[name]) for name, value in custom.items()}
+        found = {name: custom_numbers(name, value, bounds[name]).astype(np.float32) for name, value in custom.items()}
         lengths = {name: len(values) for name, values in found.items()}
         if num_inference_steps is not None:
             lengths["num_inference_steps"] = checked_steps(self._options, num_inference_steps)

@@ -105,7 +105,7 @@ class HeunDiscreteScheduler(ScaledScheduler, NoiselessScheduler):
         if timesteps is None:
             chosen = float_timesteps(self._options, checked_steps(self._options, num_inference_steps))
         else:
-            chosen = custom_numbers("timesteps", timesteps, len(self) - 1)
+            chosen = custom_numbers("timesteps", timesteps, len(self) - 1).astype("float32")
         self._choose(*heun_sigmas(self._options, self.alphas_cumprod, chosen), device)
         self.num_inference_steps = len(chosen)
 

@@ -103,6 +103,16 @@ def spaced_sigmas(
     return np.exp(np.linspace(math.log(first), math.log(last), steps))
 
 
+def time_shifted(times: Any, ratio: float, power: float = 1.0) -> Any:
+    """Return times of a flow, from 0 to 1, moved towards the noise by `ratio` (Esser et al. 2024, eq. 23)."""
+    return ratio / (ratio + (1 / times - 1) ** power)
+
+
+def stretched(sigmas: Any, terminal: float) -> Any:
+    """Return sigmas (steps,) of a flow stretched away from 1, so that the last one is `terminal`."""
+    return 1 - (1 - sigmas) / ((1 - sigmas[-1]) / (1 - terminal))
+
+
 def with_final(sigmas: Array, alpha_bar: Tensor, final_sigmas_type: str) -> Tensor:
     """Return sigmas with the one after the last step, zero or the smallest training sigma: (steps + 1,) float32."""
     final = training_sigmas(alpha_bar)[0].item() if final_sigmas_type == "sigma_min" else 0.0

@@ -71,7 +71,7 @@ def custom_timesteps(config: DiffusionConfig, timesteps: Sequence[int]) -> Tenso
 
 
 def custom_numbers(name: str, values: Sequence[float], most: float = math.inf, *, count: int = 1) -> np.ndarray:
-    """Return a caller's timesteps or sigmas, (steps,) float32.
+    """Return a caller's timesteps or sigmas, (steps,) float64.
 
     Args:
         name: The name of the argument.
@@ -84,7 +84,7 @@ def custom_numbers(name: str, values: Sequence[float], most: float = math.inf, *
     given = checked(name, values, tuple[float, ...])
     if len(given) < count:
         raise InputError(f"{name}: {len(given)} given; give at least {count}")
-    return np.array(_descending(name, given, most), dtype=np.float32)
+    return np.array(_descending(name, given, most))
 
 
 def _descending(name: str, values: Sequence[float], most: float) -> Sequence[float]:

@@ -261,7 +261,6 @@ REFUSED = {
         lambda: fastdiff.UniPCMultistepScheduler(lower_order_final=False),
         "lower_order_final False cannot step to sigma zero",
     ),
-    "unipc-flow": (lambda: fastdiff.UniPCMultistepScheduler(use_flow_sigmas=True), "use_flow_sigmas: True is not"),
     "repeated-timesteps": (
         lambda: fastdiff.UniPCMultistepScheduler(num_train_timesteps=10).schedule(10),
         "repeats a timestep; use fewer steps",

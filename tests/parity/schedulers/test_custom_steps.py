@@ -67,7 +67,7 @@ def test_the_schedule_of_custom_steps_is_the_scheduler(kind, options, choice, ma
     assert torch.equal(schedule.rows, ours._table_of_loop().rows)
 
 
-@pytest.mark.parametrize("kind", sorted(SAMPLERS.keys() - {"UniPCMultistepScheduler"}))
+@pytest.mark.parametrize("kind", SAMPLERS)
 def test_set_timesteps_has_the_arguments_of_diffusers(kind):
     theirs, ours = (
         {name: (place, each.default) for place, (name, each) in enumerate(parameters.items())}
