@@ -244,6 +244,8 @@ def _check_unet(unet: UNet2DConditionModel, vae: AutoencoderKL) -> None:
             f"unet: it has {channels} input channels, so it is for inpainting or image editing; give a text-to-image "
             f"model, which has {vae.config.latent_channels}"
         )
+    if unet.config.image_width is not None:
+        raise InputError("unet: it reads image_embeds, which no prompt gives; call the model directly")
     if unet.config.takes_labels:
         raise InputError(
             "unet: it takes class labels and a prompt, as no diffusers pipeline does; call the model directly"
