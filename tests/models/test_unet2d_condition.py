@@ -10,7 +10,7 @@ import torch
 
 from fastdiff import InputError, UNet2DConditionModel, report
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
-from fastdiff.models.blocks.conditioning import Prompt
+from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 
 TINY = {
     "sample_size": 8,
@@ -188,6 +188,60 @@ def test_a_wrong_argument_is_one_line_that_names_it(model, case):
     with pytest.raises(InputError, match=message) as error:
         call(model, **options)
     assert "\n" not in str(error.value)
+
+
+IMAGES = {"encoder_hid_dim": 6, "encoder_hid_dim_type": "image_proj", "addition_embed_type": "image_hint"}
+IMAGES |= {"in_channels": 8}
+GIVEN = {"image_embeds": torch.zeros(2, 6), "hint": torch.zeros(2, 3, 64, 64)}
+
+
+@pytest.mark.parametrize(
+    ("added", "message"),
+    [
+        pytest.param(None, "hint, image_embeds is missing; .*encoder_hid_dim_type 'image_proj' needs it", id="none"),
+        pytest.param({"image_embeds": GIVEN["image_embeds"]}, "hint is missing", id="half"),
+        pytest.param(GIVEN | {"image_embeds": torch.zeros(2, 5)}, "image_embeds: its shape", id="width"),
+        pytest.param(GIVEN | {"hint": torch.zeros(2, 3, 64, 32)}, "hint: its shape", id="size"),
+    ],
+)
+def test_additions_of_images(added, message):
+    model = UNet2DConditionModel.from_config(TINY | IMAGES)
+    assert call(model, encoder_hidden_states=None, added_cond_kwargs=GIVEN).shape == (2, 4, 8, 8)
+    with pytest.raises(InputError, match=f"added_cond_kwargs: .*{message}"):
+        call(model, encoder_hidden_states=None, added_cond_kwargs=added)
+
+
+K = blocks("KDownBlock2D KCrossAttnDownBlock2D", "KCrossAttnUpBlock2D KUpBlock2D")
+K |= {"block_out_channels": [32, 32], "time_embedding_dim": 32, "mid_block_type": None}
+
+
+def test_calls_that_do_not_fit_the_blocks():
+    k, simple = (UNet2DConditionModel.from_config(TINY | options) for options in (K, SIMPLE))
+    assert call(k).shape == call(simple).shape == (2, 4, 8, 8)
+    with pytest.raises(InputError, match="down_block_additional_residuals: K blocks take no residuals"):
+        call(k, down_block_additional_residuals=SKIPS, mid_block_additional_residual=MIDDLE)
+    with pytest.raises(InputError, match="sample: height 2, width 8"):  # K blocks pad by reflection
+        call(k, sample=torch.zeros(2, 4, 2, 8))
+    doubling = TINY | blocks("DownBlock2D CrossAttnDownBlock2D", "AttnUpBlock2D UpBlock2D")
+    with pytest.raises(InputError, match="height 7, width 8: both must be multiples of 2"):
+        call(UNet2DConditionModel.from_config(doubling), sample=torch.zeros(2, 4, 7, 8))
+
+
+@pytest.mark.parametrize("options", [SIMPLE, K, IMAGES, SIMPLE | {"resnet_skip_time_act": True}], ids=str)
+def test_the_loops_parts_agree_with_a_call(options, randomise):
+    """`project` and `embed`, as the loop uses them, give a call's prediction, in any batch."""
+    model = randomise(UNet2DConditionModel.from_config(TINY | options))
+    shapes = model.config.added_shapes
+    added = {name: torch.randn(2, *shape, generator=torch.Generator().manual_seed(3)) for name, shape in shapes.items()}
+    sample, text = torch.randn(2, 4, 8, 8), torch.randn(2, 5, model.config.text_width)
+    expected = call(model, sample=sample, timestep=3, encoder_hidden_states=text, added_cond_kwargs=added or None)
+    prompt, t = Prompt(text, added=tuple(added.values())), torch.tensor([3, 3])
+    conditioning = Conditioning(model.embed(t, None, prompt), t, model.project(prompt))
+    x = sample.permute(0, 2, 3, 1).contiguous()
+    predicted = model.predict(x, conditioning).permute(0, 3, 1, 2)
+    torch.testing.assert_close(predicted, expected, rtol=0, atol=1e-5)
+    alone = model.project(Prompt(text[1:], added=tuple(each[1:] for each in added.values())))
+    assert all(torch.equal(one[0], both[1]) for one, both in zip(alone, conditioning.text, strict=True))
 
 
 ADDED = {"text_embeds": torch.zeros(2, 10), "time_ids": torch.zeros(2, 6)}

@@ -192,8 +192,11 @@ class ImageHintTimeEmbedding(ImageTimeEmbedding):
 
     def shrink(self, hint: Tensor) -> Tensor:
         """(M, 3, 8 h, 8 w) -> (M, h, w, HINT_CHANNELS)."""
+        pictures = hint.permute(0, 2, 3, 1).split(1)  # one by one, for the same bits in any batch
+        return torch.cat([self._shrink(picture.contiguous()) for picture in pictures])
+
+    def _shrink(self, x: Tensor) -> Tensor:
         *convolutions, last = self.input_hint_block.values()
-        x = hint.permute(0, 2, 3, 1).contiguous()
         for layer, (_, _, stride) in zip(convolutions, HINT_LAYERS, strict=True):
             x = ACTIVATIONS["silu"](layer(Feature(x), stride=stride, padding=1, moments=False).x)
         return last(Feature(x), moments=False).x
