@@ -12,6 +12,7 @@ __version__ = "0.2.0"
 
 _EXPORTS = {
     "AutoencoderKL": "fastdiff.models.autoencoder",
+    "AutoencoderTiny": "fastdiff.models.autoencoder_tiny",
     "CLIPTextModel": "fastdiff.models.clip",
     "CLIPTextModelWithProjection": "fastdiff.models.clip",
     "DiTTransformer2DModel": "fastdiff.models.dit",

@@ -11,7 +11,8 @@ from torch import nn
 
 from fastdiff.errors import InputError
 
-PLAIN_PROCESSORS = {"AttnProcessor", "AttnProcessor2_0"}  # plain attention, as the config says
+# Plain attention, as the config says
+PLAIN_PROCESSORS = {"AttnProcessor", "AttnProcessor2_0", "AttnAddedKVProcessor", "AttnAddedKVProcessor2_0"}
 LIBRARIES = {"torch", "diffusers"}  # layers of other libraries are refused
 
 
@@ -74,7 +75,9 @@ def _check_adapters(model: Any) -> None:
             "call fuse_lora() and unload_lora_weights() on the pipeline first"
         )
     projection = type(getattr(model, "encoder_hid_proj", None)).__name__
-    if projection.endswith("ImageProjection") or any("IPAdapter" in kind.__name__ for kind in _processors(model)):
+    is_own = getattr(model.config, "encoder_hid_dim_type", None) in ("image_proj", "text_image_proj")  # Kandinsky's
+    is_adapter = projection.endswith("ImageProjection") and not is_own
+    if is_adapter or any("IPAdapter" in kind.__name__ for kind in _processors(model)):
         raise InputError("accelerate: IP-Adapter is not supported; call unload_ip_adapter() on the pipeline first")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastdiff.arguments import naming
 from fastdiff.checkpoints import hub, registry
-from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
+from fastdiff.checkpoints.configs.autoencoder import AutoencoderConfig
 from fastdiff.checkpoints.configs.clip import CLIPTextConfig
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
@@ -46,7 +46,6 @@ class ModelCard:
         config_path = hub.component_folder(folder, denoiser.name) / "config.json"
         saved, index = read_json(config_path), read_json(folder / "model_index.json")
         config = _of_its_time(denoiser.config.from_mapping(saved, config_path), pipeline, saved)
-        vae_path = folder / "vae" / "config.json"
         scheduler = read_json(_scheduler_path(folder))
         return cls(
             name=name,
@@ -56,7 +55,7 @@ class ModelCard:
             scheduler=pipeline.scheduler or scheduler_name(classes["scheduler"], scheduler),
             num_train_timesteps=_num_train_timesteps(folder),
             info=ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label),
-            scale=AutoencoderKLConfig.from_mapping(read_json(vae_path), vae_path).scale if "vae" in classes else 1,
+            scale=_scale(folder, classes),
             unused=registry.unused_parts(index),
             text_layers=_text_layers(folder, classes),
             zeros_for_no_prompt=_zeros_for_no_prompt(folder, pipeline, index),
@@ -168,6 +167,16 @@ def _zeros_for_no_prompt(folder: Path, pipeline: registry.PipelineClass, index: 
         return False
     with naming(str(folder / "model_index.json")):
         return checked(option, index.get(option, True), bool)
+
+
+def _scale(folder: Path, classes: Mapping[str, str]) -> int:
+    """Return the pixels per latent; 1 without a VAE."""
+    if registry.VAE.name not in classes:
+        return 1
+    path, part = folder / registry.VAE.name / "config.json", registry.VAE.of_class(classes[registry.VAE.name])
+    config = part.config.from_mapping(read_json(path), path)
+    assert isinstance(config, AutoencoderConfig)  # every VAE's
+    return config.scale
 
 
 def _num_train_timesteps(folder: Path) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastdiff.arguments import naming
-from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
+from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig, AutoencoderTinyConfig
 from fastdiff.checkpoints.configs.clip import CLIPTextConfig, CLIPTextConfigWithProjection
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
@@ -55,10 +55,15 @@ class ModelPart(Part):
 
     config: type[ModelConfig] = ModelConfig
     in_8_bits: bool = False  # whether int8 and fp8 quantise its weights
+    others: tuple["ModelPart", ...] = ()  # models of other classes that may have this name in a pipeline
 
     @property
     def library(self) -> Library:
         return self.config.LIBRARY
+
+    def of_class(self, class_name: str) -> "ModelPart":
+        """Return this part or the one of `others` that has a class of this name."""
+        return next((part for part in self.others if class_name in part.classes), self)
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,8 @@ UNET_CONDITION = DenoiserPart("unet", ("UNet2DConditionModel",), UNet2DCondition
 UNET_1D = DenoiserPart("unet", ("UNet1DModel",), UNet1DConfig)
 TRANSFORMER = DenoiserPart("transformer", ("DiTTransformer2DModel", "Transformer2DModel"), DiTTransformer2DConfig)
 # Weights of a VAE or value function are never in 8 bits: both are small, and a VAE's error would be in every picture.
-VAE = ModelPart("vae", ("AutoencoderKL",), AutoencoderKLConfig)
+TINY_VAE = ModelPart("vae", ("AutoencoderTiny",), AutoencoderTinyConfig)
+VAE = ModelPart("vae", ("AutoencoderKL",), AutoencoderKLConfig, others=(TINY_VAE,))
 VALUE_FUNCTION = ModelPart("value_function", UNET_1D.classes, UNet1DConfig)
 TEXT_ENCODER = ModelPart("text_encoder", ("CLIPTextModel",), CLIPTextConfig, in_8_bits=True)
 TEXT_ENCODER_2 = ModelPart(
@@ -234,7 +240,9 @@ def _part_class(path: Path, part: Part, entry: object) -> str:
         raise InputError(
             f"{path}: {part.name} is from {library!r}, not {part.library!r}; fastdiff never runs a model's code"
         )
-    if part.classes and class_name not in part.classes:
-        known = ", ".join(part.classes)
+    others = part.others if isinstance(part, ModelPart) else ()
+    classes = [*part.classes, *(name for other in others for name in other.classes)]
+    if classes and class_name not in classes:
+        known = ", ".join(classes)
         raise InputError(f"{path}: {part.name} class {class_name} is not supported; fastdiff runs {known}")
     return class_name

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from fastdiff.ui.server import serving
 
     minutes = args.max_minutes or (MINUTES_OF_OTHERS if is_open else None)
-    engine = Engine(args.models_dir, args.allow_hub, args.device, minutes)
+    engine = Engine(args.models_dir, args.allow_hub, args.device, minutes, args.preview_vae)
     for name, problem in engine.catalogue.left_out().items():
         print(printable(f"fastdiff: model {name} is not offered: {problem}"), file=sys.stderr)
     for line in find_device_notices(engine.device):
@@ -115,6 +115,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder for the pictures, with one subfolder per day (default: outputs)",
     )
     add("--allow-hub", action="store_true", help="also offer models on the Hugging Face hub, downloaded on use")
+    add(
+        "--preview-vae",
+        metavar="FOLDER",
+        help="folder of an AutoencoderTiny (TAESD), which decodes sharper previews of models with such latents",
+    )
     add("--device", default=defaults.DEVICE, help=f"{DEVICES} (default: {defaults.DEVICE})")
     add("--host", help="address to listen on; 0.0.0.0 lets other machines in (default: 127.0.0.1)")
     add("--port", type=port, help="port to listen on, 0 for any free port (default: first free port from 7860)")

@@ -37,6 +37,7 @@ class Step:
     finish: Callable[[], Any] | None = None  # after the last step: waits for the finished pictures and returns them
     decoder: Callable[[Tensor, str], Any] = decode  # decodes x_t or x0 to an output type
     small: Callable[[Tensor], Tensor] | None = None  # shrinks x0 for a preview, if the whole would take long
+    draft: Callable[[Tensor], Any] | None = None  # decodes x0 for a preview with the pipeline's `preview_vae`, if any
     trajectories: TrajectoryOutput | None = None  # the finished trajectories after the last step, instead of pictures
 
     @cached_property
@@ -55,8 +56,11 @@ class Step:
     def preview(self) -> list[Image.Image]:
         """Return PIL images of the current prediction `x0`: a preview that sharpens from step to step.
 
-        Previews of large latents are smaller than the final pictures. Raises InputError for trajectories.
+        Previews of large latents are smaller than the final pictures, unless the pipeline has a `preview_vae`. Raises
+        InputError for trajectories.
         """
+        if self.draft is not None:
+            return self.draft(self.x0)
         return self.decoder(self.x0 if self.small is None else self.small(self.x0), "pil")
 
 

@@ -1,8 +1,6 @@
 """AutoencoderKL: encode pictures to latents and decode them, with diffusers' config.json and weights."""
 
-import copy
 import logging
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,23 +9,16 @@ from torch import Tensor
 
 from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
-from fastdiff.errors import InputError
-from fastdiff.execution.cpu_workers import map_in_turn
 from fastdiff.execution.devices import dtype_name
-from fastdiff.execution.tensors import FLOATS, beside, tensor
 from fastdiff.kernels.plans.cpu import fast_on_cpu
 from fastdiff.models.blocks.layers import Conv2d, Feature
 from fastdiff.models.blocks.vae import Decoder, Encoder
+from fastdiff.models.coding import Autoencoder, Half
 from fastdiff.models.distribution import DiagonalGaussianDistribution, Generators
-from fastdiff.models.model import Model
 from fastdiff.models.tiling import Tiles, tiled
 from fastdiff.schema import checked
 
 _log = logging.getLogger(__name__)
-
-# The most pixels that a GPU computes at once in 16 bits, unless a single picture has more. A picture's bits do not
-# depend on its batch, so this only bounds memory. Chosen, not measured: one picture of 1024 x 1024, or 16 of 256 x 256.
-PIXELS_AT_ONCE = 1024 * 1024
 
 
 class DecoderOutput(NamedTuple):
@@ -48,10 +39,7 @@ class AutoencoderKLOutput(NamedTuple):
     latent_dist: DiagonalGaussianDistribution
 
 
-Half = Callable[["AutoencoderKL", Tensor], Tensor]  # the encoder or the decoder, over (N, H, W, C)
-
-
-class AutoencoderKL(Model):
+class AutoencoderKL(Autoencoder):
     """The VAE of latent diffusion models: it encodes pictures to latents and decodes latents to pictures.
 
     It takes the config, weights and calls of diffusers' AutoencoderKL (Kingma and Welling 2013, arXiv 1312.6114;
@@ -83,8 +71,8 @@ class AutoencoderKL(Model):
         self.post_quant_conv = Conv2d(latents, latents, 1) if config.use_post_quant_conv else None
         # With use_tiling, pictures larger than a tile are computed tile by tile. Names and sizes are diffusers'.
         self.use_tiling = False
-        self.tile_sample_min_size = config.sample_size
-        self.tile_latent_min_size = config.sample_size // config.scale
+        self.tile_sample_min_size = config.tile_size
+        self.tile_latent_min_size = config.tile_size // config.scale
         self.tile_overlap_factor = 0.25
         self._has_warned = False
         self._lay_out()
@@ -196,38 +184,7 @@ class AutoencoderKL(Model):
             y[wrong] = self._in_turn(half, x[wrong], torch.float32)
         return y
 
-    def _in_turn(self, half: Half, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Run the encoder or decoder on x (N, H, W, C) in `dtype`, as many pictures at a time as their size allows."""
-        x = x.to(dtype)
-        if self.device.type != "cuda":
-            return torch.cat(list(map_in_turn(partial(half, self._of(dtype)), x)))
-        run = self.graphed((half, dtype), lambda part: half(self._of(dtype), part))
-        return torch.cat([run(part) for part in x.split(self._at_once(half, x))])
-
-    def _at_once(self, half: Half, x: Tensor) -> int:
-        """Return how many of these pictures a GPU computes at a time."""
-        if x.dtype.itemsize > 2:  # torch's attention runs there, and its bits may depend on the batch
-            return 1
-        scale = self.config.scale if half is AutoencoderKL._decode else 1
-        return max(1, PIXELS_AT_ONCE // (scale**2 * x.shape[1] * x.shape[2]))
-
-    def _of(self, dtype: torch.dtype) -> "AutoencoderKL":
-        """Return this model with weights in `dtype`: a new copy at each use, so that it follows changes of weights."""
-        return self if dtype == self.dtype else copy.deepcopy(self).to(dtype)
-
     def _warn(self, dtype: torch.dtype) -> None:
         if not self._has_warned:
             _log.warning(f"the VAE's output was NaN or infinite in {dtype_name(dtype)}; computed again in float32")
         self._has_warned = True
-
-    def _check(self, name: str, x: Any, channels: int, least: int) -> None:
-        tensor(name, x, FLOATS)
-        beside(name, x, self.device)
-        if x.ndim != 4 or x.shape[1] != channels or not x.numel():
-            raise InputError(f"{name}: expected (N, {channels}, H, W), got {tuple(x.shape)}")
-        if min(x.shape[2:]) < least:
-            raise InputError(f"{name}: {x.shape[2]} x {x.shape[3]} is too small; each side must be at least {least}")
-        if x.requires_grad and torch.is_grad_enabled():
-            raise InputError(
-                f"{name}: it requires grad, and this model is for inference only; call it on {name}.detach()"
-            )

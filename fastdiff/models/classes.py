@@ -8,13 +8,14 @@ from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import ModelPart
-from fastdiff.models import autoencoder, clip, dit, unet1d, unet2d, unet2d_condition
+from fastdiff.models import autoencoder, autoencoder_tiny, clip, dit, unet1d, unet2d, unet2d_condition
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 
-MODULES = (autoencoder, clip, dit, unet1d, unet2d, unet2d_condition)  # each adds its classes to Model.classes
+# Each adds its classes to Model.classes
+MODULES = (autoencoder, autoencoder_tiny, clip, dit, unet1d, unet2d, unet2d_condition)
 
 
 def model_class(part: ModelPart, kind: type[AnyModel]) -> type[AnyModel]:
@@ -31,7 +32,9 @@ DENOISERS: dict[str, type[Denoiser]] = {part.class_name: model_class(part, Denoi
 def load_models(card: ModelCard, load: Load) -> dict[str, Model]:
     """Load the models of a pipeline's folder. Return them by part name. Raises as `Model.from_folder`."""
     companions = [
-        part for part in card.pipeline.companions if isinstance(part, ModelPart) and part.name in card.classes
+        part.of_class(card.classes[part.name])
+        for part in card.pipeline.companions
+        if isinstance(part, ModelPart) and part.name in card.classes
     ]
     folders: dict[ModelPart, Path] = {card.denoiser: hub.component_folder(card.folder, card.denoiser.name)}
     folders |= {part: card.folder / part.name for part in companions}

@@ -34,11 +34,14 @@ class Denoiser(Model):
         # Returns the conditioning of a call if earlier calls have computed it; see `fastdiff.acceleration.recall`
         self.recall: Recall | None = None
 
-    def _stack_projections(self, name: str, kind: type[Conditioned], temb_channels: int) -> nn.Linear | None:
-        """Stack the time projections of all blocks of a `kind` in one layer. Each block reads some of its outputs."""
+    def _stack_projections(self, name: str, temb_channels: int, *, raw: bool = False) -> nn.Linear | None:
+        """Stack the time projections of all blocks in one layer. Each block reads some of its outputs.
+
+        `raw` selects the blocks that project the embedding itself, or those that project its activation.
+        """
         widths: dict[str, int] = {}
         for path, block in self.named_modules():
-            if isinstance(block, kind):
+            if isinstance(block, Conditioned) and block.raw == raw:
                 start = self.conditioning_width
                 self.conditioning_width += sum(block.projections.values())
                 block.columns = slice(start, self.conditioning_width)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastdiff.arguments import shown
-from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
+from fastdiff.checkpoints.configs.unet2d_condition import HINT_SCALE, UNet2DConditionConfig
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, beside, tensor
 from fastdiff.models.blocks.conditioning import Given, Prompt
@@ -37,12 +37,15 @@ class PromptCheck:
         timestep_cond: Any = None,
     ) -> Prompt:
         """Return the arguments of a call as a Prompt. Raises InputError for arguments that do not fit the model."""
-        text = self._rows("encoder_hidden_states", encoder_hidden_states, None, self.config.text_width)
+        if encoder_hidden_states is None and not self.config.reads_text:
+            encoder_hidden_states = torch.zeros(self.count, 1, self.config.text_width, dtype=self.dtype).to(self.device)
+        width = self.config.text_width if self.config.reads_text else None
+        text = self._rows("encoder_hidden_states", encoder_hidden_states, None, width)
         if text.dtype != self.dtype:
             raise InputError(
                 f"encoder_hidden_states: it is {text.dtype}, but the model is {self.dtype}; move one of them"
             )
-        bias = self.bias("encoder_attention_mask", encoder_attention_mask, {text.shape[1]})
+        bias = self.bias("encoder_attention_mask", encoder_attention_mask, {self.config.tokens(text.shape[1])})
         return Prompt(text, bias, self._added(added_cond_kwargs), self._timestep_cond(timestep_cond))
 
     def bias(self, name: str, mask: Any, lengths: set[int]) -> Given:
@@ -56,7 +59,11 @@ class PromptCheck:
 
     def attention_bias(self, mask: Any, size: tuple[int, int], text_length: int) -> Given:
         """Return attention_mask as a bias, for a sample of this height and width."""
-        return () if mask is None else self.bias("attention_mask", mask, self.config.attended(*size, text_length))
+        return (
+            ()
+            if mask is None
+            else self.bias("attention_mask", mask, self.config.attended(*size, self.config.tokens(text_length)))
+        )
 
     def residuals(self, down: Any, mid: Any, size: tuple[int, int]) -> tuple[Given, Given]:
         """Return a ControlNet's residuals, (N, C, H, W) each, as (N, H, W, C), for a sample of this height and width.
@@ -66,6 +73,8 @@ class PromptCheck:
         names = "down_block_additional_residuals", "mid_block_additional_residual"
         if down is None and mid is None:
             return (), ()
+        if self.config.has_k_blocks:
+            raise InputError(f"{names[down is None]}: K blocks take no residuals of a ControlNet; leave it out")
         shapes = self.config.residual_shapes(*size)
         if down is None or mid is None:
             raise InputError(f"{names[down is not None]}: missing; give both {' and '.join(names)}")
@@ -79,9 +88,14 @@ class PromptCheck:
         *skips, middle = (each.to(self.dtype).permute(0, 2, 3, 1) for each in (*down, mid))
         return tuple(skips), (middle,)
 
+    def hint(self, prompt: Prompt, height: int, width: int) -> None:
+        """Raise InputError unless the hint, if the model reads one, has the size that fits a sample."""
+        for name, value in zip(self.config.added_shapes, prompt.added, strict=True):
+            if name == "hint":
+                self._check_shape("added_cond_kwargs: hint", value, (3, HINT_SCALE * height, HINT_SCALE * width))
+
     def _added(self, given: Any) -> Given:
-        kind = self.config.addition_embed_type
-        wanted = {"text_embeds", "time_ids"} if kind == "text_time" else set()
+        wanted = self.config.added_shapes.keys()
         if given is not None and not isinstance(given, Mapping):
             raise InputError(f"added_cond_kwargs: {shown(given)} is not a dictionary; give one of tensors by name")
         given = dict(given or {})
@@ -92,9 +106,21 @@ class PromptCheck:
             )
         if wanted - found:
             missing = ", ".join(sorted(wanted - found))
-            raise InputError(f"added_cond_kwargs: {missing} is missing; addition_embed_type {kind!r} needs it")
-        if not wanted:
-            return ()
+            kinds: dict[str, str | None] = {"addition_embed_type": self.config.addition_embed_type}
+            kinds |= {"encoder_hid_dim_type": self.config.encoder_hid_dim_type}
+            why = " and ".join(f"{option} {kind!r}" for option, kind in kinds.items() if kind is not None)
+            raise InputError(f"added_cond_kwargs: {missing} is missing; {why} needs it")
+        of_size = self._check_text_time(given) if "time_ids" in wanted else {}
+        shapes: dict[str, tuple[int | None, ...]] = dict(self.config.added_shapes)
+        others = {name: shape for name, shape in shapes.items() if name not in of_size}
+        if "hint" in others:
+            others["hint"] = (3, None, None)
+        rows = {name: self._rows(f"added_cond_kwargs: {name}", given[name], *shape) for name, shape in others.items()}
+        rows = of_size | {name: row.to(self.dtype) for name, row in rows.items()}
+        return tuple(rows[name] for name in self.config.added_shapes)
+
+    def _check_text_time(self, given: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return SDXL's pooled text and sizes. Raises InputError unless their widths sum to the model's."""
         embeds = self._rows("added_cond_kwargs: text_embeds", given["text_embeds"], None)
         ids = self._rows("added_cond_kwargs: time_ids", given["time_ids"], None, dtypes=REAL)
         width = embeds.shape[1] + ids.shape[1] * (self.config.addition_time_embed_dim or 0)
@@ -103,7 +129,7 @@ class PromptCheck:
                 f"added_cond_kwargs: text_embeds of {embeds.shape[1]} channels and {ids.shape[1]} time_ids make "
                 f"{width} channels, but the model takes {self.config.projection_class_embeddings_input_dim}"
             )
-        return embeds, ids
+        return {"text_embeds": embeds, "time_ids": ids}
 
     def _timestep_cond(self, given: Any) -> Given:
         if given is None:

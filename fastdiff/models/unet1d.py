@@ -244,7 +244,7 @@ class UNet1DModel(Denoiser):
             if isinstance(module, Upsample1D)
             for name, conversion in module.conversions.items()
         }
-        self.time_emb = cast(nn.Linear, self._stack_projections("time_emb.", ResidualTemporalBlock1D, first))
+        self.time_emb = cast(nn.Linear, self._stack_projections("time_emb.", first))
         self._lay_out()
 
     def forward(

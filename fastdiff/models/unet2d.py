@@ -14,7 +14,7 @@ from fastdiff.execution.devices import on_meta
 from fastdiff.models.blocks.conditioning import Conditioning
 from fastdiff.models.blocks.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, each_through
 from fastdiff.models.blocks.layers import ACTIVATIONS, Conv2d, Feature, GroupNorm
-from fastdiff.models.blocks.resnet import BlockOptions, ResnetBlock2D, ResnetBlockCondNorm2D
+from fastdiff.models.blocks.resnet import BlockOptions
 from fastdiff.models.blocks.stages import (
     DownBlock2D,
     DownStage,
@@ -77,8 +77,8 @@ class UNet2DModel(Denoiser):
         self.conv_norm_out = GroupNorm(groups_out, first, eps=config.norm_eps)
         self.conv_out = Conv2d(first, config.out_channels, 3)
 
-        self.time_emb_proj = self._stack_projections("time_emb_proj.", ResnetBlock2D, temb_channels)
-        self.ada_group_norm = self._stack_projections("ada_group_norm.", ResnetBlockCondNorm2D, temb_channels)
+        self.time_emb_proj = self._stack_projections("time_emb_proj.", temb_channels)
+        self.ada_group_norm = self._stack_projections("ada_group_norm.", temb_channels, raw=True)
         self._lay_out()
 
     @classmethod

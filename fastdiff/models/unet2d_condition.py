@@ -14,17 +14,20 @@ from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.errors import InputError
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.plans.cpu import fast_on_cpu
+from fastdiff.models import text_unet
 from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 from fastdiff.models.blocks.embeddings import (
-    GaussianFourierProjection,
+    ImageHintTimeEmbedding,
+    ImageProjection,
+    TextImageProjection,
+    TextImageTimeEmbedding,
     TextTimeEmbedding,
     TimestepEmbedding,
     Timesteps,
     each_through,
 )
 from fastdiff.models.blocks.layers import ACTIVATIONS, Conv2d, Feature, GroupNorm
-from fastdiff.models.blocks.resnet import BlockOptions, ResnetBlock2D
-from fastdiff.models.blocks.text_stages import TextBlockOptions, TextDownBlock2D, TextMidBlock2D, TextUpBlock2D
+from fastdiff.models.blocks.text_attentions import TextReader
 from fastdiff.models.blocks.transformer import Context, stack_text_projections
 from fastdiff.models.denoiser import MOST_TIMESTEP, Denoiser
 from fastdiff.models.prompt import Extras, PromptCheck
@@ -60,38 +63,38 @@ class UNet2DConditionModel(Denoiser):
     def __init__(self, config: UNet2DConditionConfig):
         super().__init__(config)
         first, temb_channels = config.block_out_channels[0], config.temb_channels
-        options = TextBlockOptions(_resnet_options(config), config.norm_num_groups, config.use_linear_projection)
+        options = text_unet.block_options(config)
         self.conv_in = Conv2d(config.in_channels, first, config.conv_in_kernel)
-        self.time_proj, time_width = _time_projection(config)
+        self.time_proj, time_width = text_unet.time_projection(config)
         self.time_embedding = TimestepEmbedding(
             time_width,
             temb_channels,
             activation=config.activation,
-            post_activation=_activation(config.timestep_post_act),
+            post_activation=text_unet.activation(config.timestep_post_act),
             condition_width=config.time_cond_proj_dim,
         )
-        self.encoder_hid_proj = None
-        if config.encoder_hid_dim is not None:
-            self.encoder_hid_proj = nn.Linear(config.encoder_hid_dim, config.cross_width)
-        self.class_embedding = _class_embedding(config, time_width)
-        self.add_embedding = _add_embedding(config)
-        self.down_blocks = nn.ModuleList(_down_blocks(config, options))
-        self.mid_block = None
-        if config.mid_stage is not None:
-            self.mid_block = TextMidBlock2D(config.mid_stage, options, scale=config.mid_block_scale_factor)
-        self.up_blocks = nn.ModuleList(_up_blocks(config, options))
-        self.conv_norm_out = GroupNorm(config.norm_num_groups, first, eps=config.norm_eps)
+        self.encoder_hid_proj = text_unet.text_projection(config)
+        self.class_embedding = text_unet.class_embedding(config, time_width)
+        self.add_embedding = text_unet.add_embedding(config)
+        self.down_blocks = nn.ModuleList(text_unet.down_blocks(config, options))
+        self.mid_block = text_unet.mid_block(config, options)
+        self.up_blocks = nn.ModuleList(text_unet.up_blocks(config, options))
+        self.conv_norm_out = None
+        if config.norm_num_groups is not None:
+            self.conv_norm_out = GroupNorm(config.norm_num_groups, first, eps=config.norm_eps)
         self.conv_out = Conv2d(first, config.out_channels, config.conv_out_kernel)
 
-        self.time_emb_proj = self._stack_projections("time_emb_proj.", ResnetBlock2D, config.block_temb_channels)
+        self.time_emb_proj = self._stack_projections("time_emb_proj.", config.block_temb_channels)
+        self.raw_time_emb_proj = self._stack_projections("raw_time_emb_proj.", config.block_temb_channels, raw=True)
         self.text_projections, self.stacked["text_projections."] = stack_text_projections(self, config.cross_width)
+        self._place_text_readers()
         self._lay_out()
 
     def forward(
         self,
         sample: Tensor,
         timestep: Tensor | float,
-        encoder_hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None,
         class_labels: Tensor | None = None,
         timestep_cond: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -109,19 +112,24 @@ class UNet2DConditionModel(Denoiser):
             sample: (N, C_in, H, W) in the model's dtype, on its device. H and W are at least
                 `config.min_size`.
             timestep: a number, or a tensor of one or N timesteps. Fractions count.
-            encoder_hidden_states: the text, (N, L, text_width) in the model's dtype, on its device.
+            encoder_hidden_states: the text, (N, L, text_width) in the model's dtype, on its device. It may be None with
+                encoder_hid_dim_type `image_proj`, which replaces it.
             class_labels: with a label table (N,) int64; with class_embed_type `timestep` (N,); with `identity` and
                 projections (N, width). None for a model without class embedding.
             timestep_cond: (N, time_cond_proj_dim), an embedding of the guidance scale, for LCM.
-            attention_mask: (N, keys) for attn1 of all blocks, 1 to keep and 0 to hide. All must have that many keys.
+            attention_mask: (N, keys) for attn1 of all blocks, 1 to keep and 0 to hide. All must have that many keys. In
+                SimpleCrossAttn blocks the keys are those of the text, and it replaces encoder_attention_mask.
             cross_attention_kwargs: not supported: it must be None or empty.
-            added_cond_kwargs: with addition_embed_type `text_time` (SDXL): text_embeds (N, width) and time_ids
-                (N, count).
+            added_cond_kwargs: the entries of `config.added_shapes`: with addition_embed_type `text_time` (SDXL)
+                text_embeds (N, width) and time_ids (N, count); with `text_image` text_embeds and image_embeds
+                (N, width); with `image`, `text_image_proj` and `image_proj` image_embeds; with `image_hint` also hint
+                (N, 3, 8 H, 8 W).
             down_block_additional_residuals: of a ControlNet, (N, C, H, W) to add to each skip connection.
             mid_block_additional_residual: of a ControlNet, (N, C, H, W) to add to the mid block's output. Give both
                 kinds of residuals or none.
             down_intrablock_additional_residuals: of a T2I-Adapter; not supported: it must be None.
-            encoder_attention_mask: (N, L) for the text, 1 to keep and 0 to hide.
+            encoder_attention_mask: (N, L) for the text, 1 to keep and 0 to hide; (N, config.tokens(L)) if a projection
+                adds tokens.
             return_dict: whether to return a UNet2DConditionOutput instead of a tuple.
 
         Returns:
@@ -138,6 +146,7 @@ class UNet2DConditionModel(Denoiser):
         check = PromptCheck(self.config, self.dtype, self.device, len(sample))
         prompt = check.prompt(encoder_hidden_states, encoder_attention_mask, added_cond_kwargs, timestep_cond)
         size = (sample.shape[2], sample.shape[3])
+        check.hint(prompt, *size)
         bias = check.attention_bias(attention_mask, size, prompt.text.shape[1])
         residuals = check.residuals(down_block_additional_residuals, mid_block_additional_residual, size)
         prediction = self._predicted(sample, timestep, class_labels, prompt, Extras(bias, *residuals))
@@ -154,10 +163,12 @@ class UNet2DConditionModel(Denoiser):
         if prompt is None:
             raise InputError("prompt: missing, but this model reads a text; give one")
         temb = self.embed(timesteps, class_labels, prompt)
-        return Conditioning(temb, timesteps, (self.project_text(prompt.text), *prompt.bias))
+        return Conditioning(temb, timesteps, (self.project_text(*self._texts(prompt)), *self._rest(prompt)))
 
     def project(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        return torch.cat([self.project_text(each[None]) for each in prompt.text]), *prompt.bias
+        each = zip(*self._texts(prompt), strict=True)
+        keys_and_values = torch.cat([self.project_text(*(part[None] for part in parts)) for parts in each])
+        return keys_and_values, *self._rest(prompt)
 
     def usual_conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
         shapes = self.config.prompt_shapes.items()
@@ -167,11 +178,42 @@ class UNet2DConditionModel(Denoiser):
         return self.conditioning(timesteps, class_labels, Prompt(text, added=tuple(added)))
 
     @torch.no_grad()
-    def project_text(self, text: Tensor) -> Tensor:
-        """Return the keys and values of all cross-attentions, side by side: (M, L, text_width) -> (M, L, width)."""
-        if self.encoder_hid_proj is not None:
+    def project_text(self, text: Tensor, *image: Tensor) -> Tensor:
+        """Return the keys and values of all attentions to the text, side by side: (M, L, text_width) -> (M, L', width).
+
+        `image` is image_embeds (M, image_width) if `encoder_hid_dim_type` reads it. L' is `config.tokens(L)`.
+        """
+        if isinstance(self.encoder_hid_proj, nn.Linear):
             text = linear(text, self.encoder_hid_proj.weight, self.encoder_hid_proj.bias)
-        return linear(text, self.text_projections.weight)
+        elif self.encoder_hid_proj is not None:
+            text = self.encoder_hid_proj(text, *image)
+        columns = [] if self.text_projections is None else [linear(text, self.text_projections.weight)]
+        columns += [reader.project(text) for reader in self.modules() if isinstance(reader, TextReader)]
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
+
+    def _place_text_readers(self) -> None:
+        """Tell each reader its columns of the output of `project_text`, after the columns of `text_projections`."""
+        start = 0 if self.text_projections is None else self.text_projections.out_features
+        for reader in self.modules():
+            if isinstance(reader, TextReader):
+                stop = start + sum(layer.out_features for layer in reader.readers)
+                reader.columns = slice(start, stop)
+                start = stop
+
+    def _texts(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Return the arguments of `project_text`."""
+        is_joined = isinstance(self.encoder_hid_proj, ImageProjection | TextImageProjection)
+        return (prompt.text, self._named(prompt)["image_embeds"]) if is_joined else (prompt.text,)
+
+    def _rest(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Return `Conditioning.text` after the keys and values: the hint at the sample's size, the bias of the text."""
+        if not isinstance(self.add_embedding, ImageHintTimeEmbedding):
+            return prompt.bias
+        return self.add_embedding.shrink(self._named(prompt)["hint"]), *prompt.bias
+
+    def _named(self, prompt: Prompt) -> dict[str, Tensor]:
+        """Return `prompt.added` by the names of `config.added_shapes`."""
+        return dict(zip(self.config.added_shapes, prompt.added, strict=True))
 
     @torch.no_grad()
     def embed(self, timesteps: Tensor, class_labels: Tensor | None, prompt: Prompt | None) -> Tensor:
@@ -183,14 +225,14 @@ class UNet2DConditionModel(Denoiser):
             embedded = self._embed_labels(class_labels)
             concat = self.config.class_embeddings_concat
             emb = torch.cat([emb, embedded.expand_as(emb)], dim=1) if concat else emb + embedded
-        if isinstance(self.add_embedding, TextTimeEmbedding):
-            emb = emb + self.add_embedding(prompt.text)
-        elif self.add_embedding is not None:
-            emb = emb + self.add_embedding(self._added(*prompt.added))
+        if self.add_embedding is not None:
+            emb = emb + self.add_embedding(*self._added(prompt))
         if self.config.time_embedding_act_fn is not None:
-            emb = ACTIVATIONS[_activation(self.config.time_embedding_act_fn) or ""](emb)
-        assert self.time_emb_proj is not None  # every model has residual blocks
-        return each_through(ACTIVATIONS[self.config.activation](emb), self.time_emb_proj)
+            emb = ACTIVATIONS[text_unet.activation(self.config.time_embedding_act_fn) or ""](emb)
+        activated = ACTIVATIONS[self.config.activation](emb)
+        pairs = ((activated, self.time_emb_proj), (emb, self.raw_time_emb_proj))
+        columns = [each_through(each, layer) for each, layer in pairs if layer is not None]
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
     def _embed_labels(self, labels: Tensor) -> Tensor:
         if self.config.class_embed_type == "timestep":
@@ -201,7 +243,17 @@ class UNet2DConditionModel(Denoiser):
         assert self.class_embedding is not None
         return self.class_embedding(labels).to(self.dtype)
 
-    def _added(self, text_embeds: Tensor, time_ids: Tensor) -> Tensor:
+    def _added(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Return the inputs of `add_embedding`."""
+        if isinstance(self.add_embedding, TextTimeEmbedding):
+            return (prompt.text,)
+        named = self._named(prompt)
+        if isinstance(self.add_embedding, TimestepEmbedding):
+            return (self._text_and_size(named["text_embeds"], named["time_ids"]),)
+        text = (named["text_embeds"],) if isinstance(self.add_embedding, TextImageTimeEmbedding) else ()
+        return *text, named["image_embeds"]
+
+    def _text_and_size(self, text_embeds: Tensor, time_ids: Tensor) -> Tensor:
         """Return SDXL's pooled text and embedded time_ids, side by side."""
         config = self.config
         assert config.addition_time_embed_dim is not None
@@ -215,6 +267,8 @@ class UNet2DConditionModel(Denoiser):
         extras = extras or Extras()
         temb, _, (text, *text_bias) = conditioning
         each = (len(x), -1)
+        if isinstance(self.add_embedding, ImageHintTimeEmbedding):
+            x = torch.cat([x, text_bias.pop(0).expand(*each, -1, -1)], dim=-1)
         context = Context(
             temb.expand(*each),
             text.expand(*each, -1),
@@ -234,7 +288,9 @@ class UNet2DConditionModel(Denoiser):
             feature = _plus(feature, extras.mid[0])
         for block in self.up_blocks:
             feature = block(feature, skips, context)
-        return self.conv_out(self.conv_norm_out(feature, activation=self.config.activation), moments=False).x
+        if self.conv_norm_out is not None:
+            feature = self.conv_norm_out(feature, activation=self.config.activation)
+        return self.conv_out(feature, moments=False).x
 
     def _checked_timestep(self, timestep: Tensor | float, count: int) -> Tensor:
         if not isinstance(timestep, Tensor):
@@ -249,71 +305,8 @@ def _plus(feature: Feature, residual: Tensor) -> Feature:
     return Feature(feature.x + residual.contiguous())
 
 
-def _activation(name: str | None) -> str | None:
-    """Return the canonical name of an activation."""
-    return "silu" if name == "swish" else name
-
-
 def _check_unsupported(cross_attention_kwargs: Any, down_intrablock_additional_residuals: Any) -> None:
     if not isinstance(cross_attention_kwargs, dict | None) or cross_attention_kwargs:
         raise InputError("cross_attention_kwargs: attention processors are not supported; leave them out")
     if down_intrablock_additional_residuals is not None:
         raise InputError("down_intrablock_additional_residuals: T2I-Adapters are not supported; leave them out")
-
-
-def _resnet_options(config: UNet2DConditionConfig) -> BlockOptions:
-    return BlockOptions(
-        temb_channels=config.block_temb_channels,
-        eps=config.norm_eps,
-        activation=config.activation,
-        scale_shift=config.resnet_time_scale_shift == "scale_shift",
-        num_groups=config.norm_num_groups,
-        head_dim=None,
-        downsample_padding=config.downsample_padding,
-    )
-
-
-def _time_projection(config: UNet2DConditionConfig) -> tuple[nn.Module, int]:
-    """Return the module that embeds a timestep, and the width of its output."""
-    if config.time_embedding_type == "fourier":
-        half = config.temb_channels // 2
-        module = GaussianFourierProjection(half, scale=1.0, log=False, flip_sin_to_cos=config.flip_sin_to_cos)
-        return module, config.temb_channels
-    width = config.block_out_channels[0]
-    return Timesteps(width, config.flip_sin_to_cos, config.freq_shift), width
-
-
-def _class_embedding(config: UNet2DConditionConfig, time_width: int) -> nn.Module | None:
-    width, out = config.projection_class_embeddings_input_dim or 0, config.temb_channels
-    if config.class_embed_type is None:
-        return None if config.num_class_embeds is None else nn.Embedding(config.num_class_embeds, out)
-    if config.class_embed_type == "timestep":
-        return TimestepEmbedding(time_width, out, activation=config.activation)
-    if config.class_embed_type == "projection":
-        return TimestepEmbedding(width, out)
-    return nn.Linear(width, out) if config.class_embed_type == "simple_projection" else nn.Identity()
-
-
-def _add_embedding(config: UNet2DConditionConfig) -> nn.Module | None:
-    if config.addition_embed_type == "text":
-        return TextTimeEmbedding(config.text_width, config.temb_channels, config.addition_embed_type_num_heads)
-    if config.addition_embed_type == "text_time" and config.projection_class_embeddings_input_dim is not None:
-        return TimestepEmbedding(config.projection_class_embeddings_input_dim, config.temb_channels)
-    return None
-
-
-def _down_blocks(config: UNet2DConditionConfig, options: TextBlockOptions) -> list[TextDownBlock2D]:
-    stages = config.down_stages
-    befores = (config.block_out_channels[0], *config.block_out_channels)
-    return [
-        TextDownBlock2D(stage, befores[i], options, downsample=i < len(stages) - 1) for i, stage in enumerate(stages)
-    ]
-
-
-def _up_blocks(config: UNet2DConditionConfig, options: TextBlockOptions) -> list[TextUpBlock2D]:
-    stages = config.up_stages
-    last = len(stages) - 1
-    return [
-        TextUpBlock2D(stage, stages[max(i - 1, 0)].width, stages[min(i + 1, last)].width, options, upsample=i < last)
-        for i, stage in enumerate(stages)
-    ]

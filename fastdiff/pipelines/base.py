@@ -242,6 +242,7 @@ class Pipeline(Parts, ABC):
         schedule, portions = drawing.schedule, drawing.portions
         extremes = Extremes(schedule, self.device)
         decoder, pace = partial(self._decode, portions, extremes), Pace(self.device)
+        draft = None if self.preview_vae is None else partial(self._draft, portions, extremes)
         steps = self._denoising(steps)
         with naming_lost_device():
             for i, (x, x0) in enumerate(steps):
@@ -251,7 +252,7 @@ class Pipeline(Parts, ABC):
                     steps.close()  # the denoiser is finished, and offloading may free its memory for the VAE
                     finish = self._begin_decoding(portions, extremes, x, drawing.output_type)
                 timestep = schedule.timesteps[i].item()
-                step = Step(i, len(schedule), timestep, x, x0, portions.size, finish, decoder, self._small)
+                step = Step(i, len(schedule), timestep, x, x0, portions.size, finish, decoder, self._small, draft)
                 if drawing.wait:
                     pace.note()
                     _ = step.images
@@ -266,10 +267,25 @@ class Pipeline(Parts, ABC):
         """`decode` during a run: decodes as many pictures at a time as fit, and an error names the step."""
         return self._begin_decoding(portions, extremes, x, output_type)()
 
-    def _begin_decoding(self, portions: Portions, extremes: Extremes, x: Tensor, output_type: str) -> Callable[[], Any]:
-        """Start `_decode`. Return a function that waits for the GPU and returns the pictures."""
+    def _draft(self, portions: Portions, extremes: Extremes, x0: Tensor) -> Any:
+        """Return the PIL images that `preview_vae` decodes, as `_decode` does."""
+        return self._begin_decoding(portions, extremes, x0, "pil", self._begin_draft)()
+
+    def _begin_decoding(
+        self,
+        portions: Portions,
+        extremes: Extremes,
+        x: Tensor,
+        output_type: str,
+        begin: Callable[[Tensor, str], Callable[[], Any]] | None = None,
+    ) -> Callable[[], Any]:
+        """Start `_decode`. Return a function that waits for the GPU and returns the pictures.
+
+        `begin` starts to decode a part of the batch; default: `_begin_decode`.
+        """
+        begin = begin or self._begin_decode
         with naming_lost_device():
-            ends = portions.map(lambda part: self._begin_decode(x[part], output_type), len(x))
+            ends = portions.map(lambda part: begin(x[part], output_type), len(x))
 
         def end() -> Any:
             with naming_lost_device(), extremes.naming_step():

@@ -13,7 +13,7 @@ from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.pictures import Label, Subjects, read_labels
 from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
-from fastdiff.models.autoencoder import AutoencoderKL
+from fastdiff.models.coding import Autoencoder
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.pipelines.base import Pipeline
 from fastdiff.pipelines.drawing import DrawingOptions, refuse
@@ -41,7 +41,7 @@ class LabelPipeline(Pipeline):
         scheduler: Any,
         info: ModelInfo | None = None,
         name: str = "model",
-        vae: AutoencoderKL | None = None,
+        vae: Autoencoder | None = None,
     ):
         """Make a pipeline of loaded parts.
 
@@ -50,7 +50,7 @@ class LabelPipeline(Pipeline):
             scheduler: a scheduler of fastdiff or of diffusers.
             info: the labels and the defaults of the model, as in its fastdiff.json.
             name: the model's name.
-            vae: an AutoencoderKL of fastdiff, if the denoiser works on latents.
+            vae: an AutoencoderKL or AutoencoderTiny of fastdiff, if the denoiser works on latents.
 
         Raises InputError if the models do not match.
         """

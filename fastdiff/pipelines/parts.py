@@ -16,8 +16,8 @@ from fastdiff.diffusion.pictures import check_state
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_move
 from fastdiff.execution.offloading import on_gpu, rest_on_host
-from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS
+from fastdiff.models.coding import Autoencoder
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
 from fastdiff.samplers.shared.from_config import name_of, scheduler_like
@@ -26,6 +26,7 @@ from fastdiff.schema import checked
 
 AnyParts = TypeVar("AnyParts", bound="Parts")
 
+VAE_KINDS = "an AutoencoderKL or AutoencoderTiny of fastdiff"
 PREVIEW_SIDE = 32  # a preview averages larger latents down to about this side, so that it decodes quickly
 
 
@@ -34,13 +35,11 @@ class Parts:
 
     reads_text: ClassVar[bool] = False  # whether the pipeline takes prompts
 
-    def __init__(
-        self, denoiser: Denoiser, scheduler: Any, info: ModelInfo | None, name: str, vae: AutoencoderKL | None
-    ):
+    def __init__(self, denoiser: Denoiser, scheduler: Any, info: ModelInfo | None, name: str, vae: Autoencoder | None):
         instance("denoiser", denoiser, Denoiser, f"a {' or '.join(DENOISERS)} of fastdiff")
         optional(instance, "info", info, ModelInfo, "a ModelInfo")
         text("name", name)
-        optional(instance, "vae", vae, AutoencoderKL, "an AutoencoderKL of fastdiff")
+        optional(instance, "vae", vae, Autoencoder, VAE_KINDS)
         if vae is not None and vae.config.latent_channels != denoiser.config.in_channels:
             raise InputError(
                 f"vae: it decodes {vae.config.latent_channels} channels, and the model denoises "
@@ -50,6 +49,7 @@ class Parts:
         self.info = info or ModelInfo(null_label=denoiser.config.null_label)
         self.scheduler = scheduler
         self._gpu: torch.device | None = None  # the GPU that the models run on, if the pipeline is offloaded
+        self._preview_vae: Autoencoder | None = None
 
     @property
     def scheduler(self) -> Scheduler:
@@ -59,6 +59,33 @@ class Parts:
     @scheduler.setter
     def scheduler(self, scheduler: Any) -> None:
         self._scheduler = scheduler if isinstance(scheduler, Scheduler) else scheduler_like(scheduler)
+
+    @property
+    def preview_vae(self) -> Autoencoder | None:
+        """The VAE that decodes previews, such as an AutoencoderTiny. With None, the pipeline's own VAE does.
+
+        Setting it moves it to the pipeline's device. Raises InputError for a VAE of other latents, and in a pipeline
+        that has no VAE.
+        """
+        return self._preview_vae
+
+    @preview_vae.setter
+    def preview_vae(self, vae: Autoencoder | None) -> None:
+        optional(instance, "preview_vae", vae, Autoencoder, VAE_KINDS)
+        if vae is not None:
+            found = None if self.vae is None else self.vae.config.latent_channels
+            if found != vae.config.latent_channels:
+                has = "draws pixels, without a VAE" if found is None else f"has latents of {found} channels"
+                raise InputError(
+                    f"preview_vae: it decodes {vae.config.latent_channels} channels, but this pipeline {has}; "
+                    "give one that was trained for these latents"
+                )
+            check_channels(vae.config.out_channels, "pil")
+            if self._gpu is None:
+                vae.to(self.device)
+            else:
+                rest_on_host(vae.to("cpu"))
+        self._preview_vae = vae
 
     def with_scheduler(self: AnyParts, scheduler: Any) -> AnyParts:
         """Return a pipeline with the same models and another scheduler, of fastdiff or of diffusers."""
@@ -84,7 +111,7 @@ class Parts:
     @property
     def models(self) -> tuple[Model, ...]:
         """The parts of the pipeline that have weights."""
-        return (self.denoiser, *(() if self.vae is None else (self.vae,)))
+        return tuple(each for each in (self.denoiser, self.vae, self.preview_vae) if each is not None)
 
     def to(self: AnyParts, *args: Any, **kwargs: Any) -> AnyParts:
         """Move the models to a device or dtype, as `torch.nn.Module.to` does, and return the pipeline itself.
@@ -131,6 +158,11 @@ class Parts:
         """Start to decode `x`, which is checked. Return a function that waits for the GPU and returns the pictures."""
         with self._working(self.vae):
             return begin_decode(x, output_type, self.vae)
+
+    def _begin_draft(self, x0: Tensor, output_type: str) -> Callable[[], Any]:
+        """Start to decode x0 for a preview, as `_begin_decode` does."""
+        with self._working(self.preview_vae):
+            return begin_decode(x0, output_type, self.preview_vae)
 
     def _small(self, x0: Tensor) -> Tensor:
         """Return x0 (N, H, W, C) for a preview. Average large latents, which take longer to decode than a step."""

@@ -18,8 +18,8 @@ from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
 from fastdiff.kinds import Fraction
-from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
+from fastdiff.models.coding import Autoencoder
 from fastdiff.models.model import Model
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.pipelines.base import Pipeline
@@ -27,6 +27,7 @@ from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback
 from fastdiff.pipelines.drawing import DrawingOptions
 from fastdiff.pipelines.encoding import TextEncoders
 from fastdiff.pipelines.guiding import make_conditions
+from fastdiff.pipelines.parts import VAE_KINDS
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
 from fastdiff.pipelines.sizes import SizeOptions
 from fastdiff.requests.defaults import LIBRARY
@@ -65,7 +66,7 @@ class TextToImagePipeline(Pipeline):
         self,
         unet: UNet2DConditionModel,
         scheduler: Any,
-        vae: AutoencoderKL,
+        vae: Autoencoder,
         text_encoder: CLIPTextModel | None = None,
         tokenizer: CLIPTokenizer | None = None,
         text_encoder_2: CLIPTextModelWithProjection | None = None,
@@ -80,7 +81,7 @@ class TextToImagePipeline(Pipeline):
         Args:
             unet: a UNet2DConditionModel.
             scheduler: a scheduler of fastdiff or of diffusers.
-            vae: an AutoencoderKL.
+            vae: an AutoencoderKL or AutoencoderTiny.
             text_encoder: without text encoders, every call needs `prompt_embeds`.
             tokenizer: the tokenizer of `text_encoder`.
             text_encoder_2: the second text encoder of SDXL.
@@ -93,7 +94,7 @@ class TextToImagePipeline(Pipeline):
         Raises InputError if the parts do not match.
         """
         instance("unet", unet, UNet2DConditionModel, "a UNet2DConditionModel of fastdiff")
-        instance("vae", vae, AutoencoderKL, "an AutoencoderKL of fastdiff")
+        instance("vae", vae, Autoencoder, VAE_KINDS)
         _check_unet(unet, vae)
         encoders = [(text_encoder, tokenizer), (text_encoder_2, tokenizer_2)]
         for (model, words), name_of_model in zip(encoders, ("text_encoder", "text_encoder_2"), strict=True):
@@ -236,7 +237,7 @@ def _options_of(kind: type[AnyOptions], options: Mapping[str, Any]) -> AnyOption
     return kind(**{name: value for name, value in options.items() if name in names})
 
 
-def _check_unet(unet: UNet2DConditionModel, vae: AutoencoderKL) -> None:
+def _check_unet(unet: UNet2DConditionModel, vae: Autoencoder) -> None:
     """Raise InputError for a U-Net that needs more than a prompt."""
     channels = unet.config.in_channels
     if channels != vae.config.latent_channels and channels > unet.config.out_channels:
@@ -244,6 +245,8 @@ def _check_unet(unet: UNet2DConditionModel, vae: AutoencoderKL) -> None:
             f"unet: it has {channels} input channels, so it is for inpainting or image editing; give a text-to-image "
             f"model, which has {vae.config.latent_channels}"
         )
+    if unet.config.image_width is not None:
+        raise InputError("unet: it reads image_embeds, which no prompt gives; call the model directly")
     if unet.config.takes_labels:
         raise InputError(
             "unet: it takes class labels and a prompt, as no diffusers pipeline does; call the model directly"

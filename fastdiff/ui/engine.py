@@ -5,11 +5,13 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
+from fastdiff.arguments import naming
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import DeviceLostError
 from fastdiff.execution.devices import resolve_device
 from fastdiff.kinds import Precision
+from fastdiff.models.autoencoder_tiny import AutoencoderTiny
 from fastdiff.pipelines import Pipeline
 from fastdiff.pipelines.base import scheduler_of
 from fastdiff.requests.defaults import DEVICE, PAGE, PAGE_ON_CPU, PRECISION
@@ -29,12 +31,19 @@ class Engine:
         allow_hub: bool = False,
         device: str = DEVICE,
         max_minutes: float | None = None,
+        preview_vae: str | None = None,
     ) -> None:
         """folder, allow_hub: passed to Catalogue. max_minutes: the limit of one request; None for no limit.
+        preview_vae: the folder of an AutoencoderTiny, which decodes the previews of models with such latents.
 
         Raises InputError for a folder or a device that does not exist.
         """
         self.device = resolve_device(device)
+        self.preview_vae: AutoencoderTiny | None = None
+        if preview_vae is not None:
+            dtype = Load.of(device=self.device).dtype
+            with naming("--preview-vae"):
+                self.preview_vae = AutoencoderTiny.from_pretrained(preview_vae, device=self.device, dtype=dtype)
         self.catalogue = Catalogue(folder, allow_hub, PAGE_ON_CPU if self.device.type == "cpu" else PAGE)
         self.budget = Budget(max_minutes)
         self.turns = Turns()
@@ -60,6 +69,15 @@ class Engine:
             if key not in self._loaded:
                 while len(self._loaded) >= MAX_LOADED:
                     self._loaded.popitem(last=False)
-                self._loaded[key] = Pipeline.from_card(card, Load.of(device=self.device, precision=precision))
+                self._loaded[key] = self._with_previews(
+                    Pipeline.from_card(card, Load.of(device=self.device, precision=precision))
+                )
             self._loaded.move_to_end(key)
             return self._loaded[key]
+
+    def _with_previews(self, pipe: Pipeline) -> Pipeline:
+        """Give a pipeline the `preview_vae`, if it decodes the pipeline's latents."""
+        vae = self.preview_vae
+        if vae is not None and pipe.vae is not None and pipe.vae.config.latent_channels == vae.config.latent_channels:
+            pipe.preview_vae = vae
+        return pipe

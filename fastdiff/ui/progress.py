@@ -13,7 +13,7 @@ from fastdiff.ui.drawing import Drawn
 from fastdiff.ui.parts.look import SMALL
 
 PREVIEW_INTERVAL = 0.25  # seconds between two previews
-MAX_PREVIEW = SMALL  # larger previews are scaled down
+MAX_PREVIEW = SMALL  # larger previews are scaled down, unless a preview_vae decodes them
 
 
 def bar(progress: Progress, what: str = "") -> str:
@@ -54,18 +54,24 @@ def with_previews(
 
 def preview(progress: Progress) -> str:
     """Return the HTML of the batch's unfinished pictures side by side, as large as the finished ones will be."""
-    images = zip(progress.places, progress.step.preview(), strict=True)
-    frames = "".join(_frame(f"Preview of seed {progress.run.cells[place].seed}", image) for place, image in images)
+    images, is_whole = zip(progress.places, progress.step.preview(), strict=True), progress.step.draft is not None
+    frames = "".join(
+        _frame(f"Preview of seed {progress.run.cells[place].seed}", image, is_whole) for place, image in images
+    )
     return f'<div class="previews" data-step="{progress.step.index + 1}">{frames}</div>'
 
 
-def _frame(text: str, image: Image) -> str:
-    image.thumbnail((MAX_PREVIEW, MAX_PREVIEW))
+def _frame(text: str, image: Image, is_whole: bool) -> str:
+    if not is_whole:
+        image.thumbnail((MAX_PREVIEW, MAX_PREVIEW))
+    is_small = max(image.size) <= MAX_PREVIEW
     size = f"--w: {image.width}px; --ratio: {image.width / image.height}"
-    return f'<div class="frame"><img alt="{text}" data-small style="{size}" src="{_data_url(image)}"></div>'
+    small = "data-small " if is_small else ""
+    return f'<div class="frame"><img alt="{text}" {small}style="{size}" src="{_data_url(image, is_small)}"></div>'
 
 
-def _data_url(image: Image) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+def _data_url(image: Image, is_small: bool) -> str:
+    """Return an image as a URL: PNG if it is small, else JPEG, which takes less time."""
+    buffer, kind = io.BytesIO(), "png" if is_small else "jpeg"
+    (image if is_small else image.convert("RGB")).save(buffer, format=kind)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

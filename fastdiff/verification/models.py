@@ -118,7 +118,7 @@ class Reference:
         self.denoiser = load(getattr(diffusers, card.denoiser.class_name), denoiser, request.variant)
         self.vae = self.value_function = None
         if "vae" in card.classes:
-            self.vae = load(diffusers.AutoencoderKL, card.folder / "vae", request.variant)
+            self.vae = load(getattr(diffusers, card.classes["vae"]), card.folder / "vae", request.variant)
         if VALUE_FUNCTION.name in card.classes:
             self.value_function = load(diffusers.UNet1DModel, card.folder / VALUE_FUNCTION.name, request.variant)
         folder = hub.component_folder(card.folder, "scheduler")

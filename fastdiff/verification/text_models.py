@@ -101,8 +101,8 @@ def _load_theirs(
     parts |= {name: value for name, value in options.items() if name in pipeline.options}
     for part in (*pipeline.denoisers, *pipeline.companions):
         if isinstance(part, ModelPart) and part.name in card.classes:
-            folder = hub.component_folder(card.folder, part.name)
-            parts[part.name] = load(getattr(libraries[part.library], part.class_name), folder, request.variant)
+            folder, kind = hub.component_folder(card.folder, part.name), part.of_class(card.classes[part.name])
+            parts[part.name] = load(getattr(libraries[kind.library], kind.class_name), folder, request.variant)
     for part in card.tokenizers:
         with refusals(f"transformers cannot load {card.folder / part.name}"):
             parts[part.name] = transformers.CLIPTokenizer.from_pretrained(card.folder / part.name)

@@ -156,7 +156,7 @@ def test_an_option_of_a_wrong_kind(folder, options):
         ({"_class_name": 3}, "describes a 3, but AutoencoderKL is wanted"),
         ({"up_block_types": ["UpDecoderBlock2D"]}, "must have the same length"),
         ({"down_block_types": ["DownEncoderBlock2D", "DownBlock2D"]}, "down_block_types: block type 'DownBlock2D'"),
-        ({"sample_size": [16, 16]}, "sample_size: [16, 16] is not a whole number"),
+        ({"sample_size": [16, 16, 16]}, "sample_size: [16, 16, 16] is not a whole number"),
         ({"latent_channels": 5}, "latent_channels is 5, but 4 in the weights"),
         ({"flavour": 1}, "unknown option flavour"),
     ],

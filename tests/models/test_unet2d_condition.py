@@ -10,7 +10,7 @@ import torch
 
 from fastdiff import InputError, UNet2DConditionModel, report
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
-from fastdiff.models.blocks.conditioning import Prompt
+from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 
 TINY = {
     "sample_size": 8,
@@ -33,23 +33,40 @@ def blocks(down: str, up: str) -> dict:
     return {"down_block_types": down.split(), "up_block_types": up.split()}
 
 
+SIMPLE = blocks("SimpleCrossAttnDownBlock2D DownBlock2D", "UpBlock2D SimpleCrossAttnUpBlock2D")
+
 BAD_CONFIGS = {
     "unknown-option": ({"num_heads": 4}, "num_heads"),
     "heads-by-the-other-name": ({"num_attention_heads": 4}, "num_attention_heads 4 is not supported"),
     "dual-cross-attention": ({"dual_cross_attention": True}, "dual_cross_attention True is not supported"),
     "gligen": ({"attention_type": "gated"}, "attention_type 'gated' is not supported"),
-    "norm-of-the-text": ({"cross_attention_norm": "layer_norm"}, "cross_attention_norm 'layer_norm' is not supported"),
-    "skip-time-act": ({"resnet_skip_time_act": True}, "resnet_skip_time_act True is not supported"),
-    "kandinsky-2.1": ({"encoder_hid_dim": 8, "encoder_hid_dim_type": "text_image_proj"}, "'text_image_proj'"),
-    "kandinsky-2.2": ({"encoder_hid_dim": 8, "encoder_hid_dim_type": "image_proj"}, "'image_proj'"),
+    "unknown-norm-of-the-text": ({"cross_attention_norm": "batch_norm"}, "cross_attention_norm: 'batch_norm'"),
+    "layer-norm-of-another-width": (
+        SIMPLE | {"cross_attention_norm": "layer_norm"},
+        "cross_attention_norm: layer_norm",
+    ),
+    "groups-of-a-narrow-text": (SIMPLE | {"cross_attention_norm": "group_norm"}, "divisible"),
+    "unknown-projection": ({"encoder_hid_dim": 8, "encoder_hid_dim_type": "ip_image_proj"}, "'ip_image_proj'"),
+    "image-projection-without-width": ({"encoder_hid_dim_type": "image_proj"}, "encoder_hid_dim: missing"),
     "text-projection-without-width": ({"encoder_hid_dim_type": "text_proj"}, "encoder_hid_dim: "),
-    "image-addition": ({"addition_embed_type": "image"}, "addition_embed_type: 'image'"),
-    "text-image-addition": ({"addition_embed_type": "text_image"}, "addition_embed_type: 'text_image'"),
-    "image-hint-addition": ({"addition_embed_type": "image_hint"}, "addition_embed_type: 'image_hint'"),
+    "image-addition-without-width": ({"addition_embed_type": "image"}, "encoder_hid_dim: missing"),
+    "unknown-addition": ({"addition_embed_type": "sound"}, "addition_embed_type: 'sound'"),
+    "only-a-hint": ({"addition_embed_type": "image_hint", "encoder_hid_dim": 8}, "in_channels: 4"),
+    "images-of-two-widths": (
+        {"addition_embed_type": "image", "encoder_hid_dim": 8, "encoder_hid_dim_type": "text_image_proj"},
+        "encoder_hid_dim: 8, but text_image_proj and image read the same image_embeds; give 12",
+    ),
     "unknown-class-embedding": ({"class_embed_type": "rows"}, "class_embed_type: 'rows'"),
-    "simple-middle": ({"mid_block_type": "UNetMidBlock2DSimpleCrossAttn"}, "mid_block_type: 'UNetMidBlock2DSimple"),
-    "simple-down-block": (blocks("SimpleCrossAttnDownBlock2D DownBlock2D", "UpBlock2D UpBlock2D"), "SimpleCross"),
-    "attention-up-block": (blocks("DownBlock2D DownBlock2D", "AttnUpBlock2D UpBlock2D"), "'AttnUpBlock2D'"),
+    "unknown-middle": ({"mid_block_type": "UNetMidBlock2DFlat"}, "mid_block_type: 'UNetMidBlock2DFlat'"),
+    "skip-down-block": (blocks("SkipDownBlock2D DownBlock2D", "UpBlock2D UpBlock2D"), "'SkipDownBlock2D'"),
+    "decoder-up-block": (blocks("DownBlock2D DownBlock2D", "UpDecoderBlock2D UpBlock2D"), "'UpDecoderBlock2D'"),
+    "k-blocks-and-others": (blocks("KDownBlock2D DownBlock2D", "UpBlock2D UpBlock2D"), "K blocks cannot be combined"),
+    "no-skip-for-a-k-block": (blocks("KDownBlock2D KCrossAttnDownBlock2D", "KUpBlock2D KUpBlock2D"), "does not write"),
+    "head-dim-that-does-not-divide": (SIMPLE | {"attention_head_dim": 3}, "attention_head_dim: 3 does not divide"),
+    "head-dim-of-too-many-channels": (
+        blocks("AttnDownBlock2D DownBlock2D", "UpBlock2D UpBlock2D") | {"attention_head_dim": 9},
+        "attention_head_dim: 9 for 8 channels",
+    ),
     "no-text": (blocks("DownBlock2D DownBlock2D", "UpBlock2D UpBlock2D") | {"mid_block_type": None}, "reads a text"),
     "lengths-differ": ({"block_out_channels": [8]}, "down_block_types: 2 given for 1 block_out_channels"),
     "heads-of-too-few-levels": ({"attention_head_dim": [2]}, "attention_head_dim: 1 given for 2"),
@@ -70,11 +87,11 @@ BAD_CONFIGS = {
     ),
     "texts-of-two-widths": (
         {"cross_attention_dim": [12, 16]},
-        "cross_attention_dim: all transformers read the same text",
+        "cross_attention_dim: all attentions read the same text",
     ),
     "more-heads-than-channels": ({"attention_head_dim": 9}, "attention_head_dim: 9 heads for 8 channels"),
     "no-heads": ({"attention_head_dim": None}, "attention_head_dim: None"),
-    "no-groups": ({"norm_num_groups": None}, "norm_num_groups: None"),
+    "no-groups": ({"norm_num_groups": None}, "norm_num_groups: null works with K blocks only"),
     "groups-do-not-divide": ({"norm_num_groups": 3}, "divisible"),
     "even-kernel": ({"conv_in_kernel": 2}, "conv_in_kernel: 2 is even"),
     "even-last-kernel": ({"conv_out_kernel": 4}, "conv_out_kernel: 4 is even"),
@@ -171,6 +188,60 @@ def test_a_wrong_argument_is_one_line_that_names_it(model, case):
     with pytest.raises(InputError, match=message) as error:
         call(model, **options)
     assert "\n" not in str(error.value)
+
+
+IMAGES = {"encoder_hid_dim": 6, "encoder_hid_dim_type": "image_proj", "addition_embed_type": "image_hint"}
+IMAGES |= {"in_channels": 8}
+GIVEN = {"image_embeds": torch.zeros(2, 6), "hint": torch.zeros(2, 3, 64, 64)}
+
+
+@pytest.mark.parametrize(
+    ("added", "message"),
+    [
+        pytest.param(None, "hint, image_embeds is missing; .*encoder_hid_dim_type 'image_proj' needs it", id="none"),
+        pytest.param({"image_embeds": GIVEN["image_embeds"]}, "hint is missing", id="half"),
+        pytest.param(GIVEN | {"image_embeds": torch.zeros(2, 5)}, "image_embeds: its shape", id="width"),
+        pytest.param(GIVEN | {"hint": torch.zeros(2, 3, 64, 32)}, "hint: its shape", id="size"),
+    ],
+)
+def test_additions_of_images(added, message):
+    model = UNet2DConditionModel.from_config(TINY | IMAGES)
+    assert call(model, encoder_hidden_states=None, added_cond_kwargs=GIVEN).shape == (2, 4, 8, 8)
+    with pytest.raises(InputError, match=f"added_cond_kwargs: .*{message}"):
+        call(model, encoder_hidden_states=None, added_cond_kwargs=added)
+
+
+K = blocks("KDownBlock2D KCrossAttnDownBlock2D", "KCrossAttnUpBlock2D KUpBlock2D")
+K |= {"block_out_channels": [32, 32], "time_embedding_dim": 32, "mid_block_type": None}
+
+
+def test_calls_that_do_not_fit_the_blocks():
+    k, simple = (UNet2DConditionModel.from_config(TINY | options) for options in (K, SIMPLE))
+    assert call(k).shape == call(simple).shape == (2, 4, 8, 8)
+    with pytest.raises(InputError, match="down_block_additional_residuals: K blocks take no residuals"):
+        call(k, down_block_additional_residuals=SKIPS, mid_block_additional_residual=MIDDLE)
+    with pytest.raises(InputError, match="sample: height 2, width 8"):  # K blocks pad by reflection
+        call(k, sample=torch.zeros(2, 4, 2, 8))
+    doubling = TINY | blocks("DownBlock2D CrossAttnDownBlock2D", "AttnUpBlock2D UpBlock2D")
+    with pytest.raises(InputError, match="height 7, width 8: both must be multiples of 2"):
+        call(UNet2DConditionModel.from_config(doubling), sample=torch.zeros(2, 4, 7, 8))
+
+
+@pytest.mark.parametrize("options", [SIMPLE, K, IMAGES, SIMPLE | {"resnet_skip_time_act": True}], ids=str)
+def test_the_loops_parts_agree_with_a_call(options, randomise):
+    """`project` and `embed`, as the loop uses them, give a call's prediction, in any batch."""
+    model = randomise(UNet2DConditionModel.from_config(TINY | options))
+    shapes = model.config.added_shapes
+    added = {name: torch.randn(2, *shape, generator=torch.Generator().manual_seed(3)) for name, shape in shapes.items()}
+    sample, text = torch.randn(2, 4, 8, 8), torch.randn(2, 5, model.config.text_width)
+    expected = call(model, sample=sample, timestep=3, encoder_hidden_states=text, added_cond_kwargs=added or None)
+    prompt, t = Prompt(text, added=tuple(added.values())), torch.tensor([3, 3])
+    conditioning = Conditioning(model.embed(t, None, prompt), t, model.project(prompt))
+    x = sample.permute(0, 2, 3, 1).contiguous()
+    predicted = model.predict(x, conditioning).permute(0, 3, 1, 2)
+    torch.testing.assert_close(predicted, expected, rtol=0, atol=1e-5)
+    alone = model.project(Prompt(text[1:], added=tuple(each[1:] for each in added.values())))
+    assert all(torch.equal(one[0], both[1]) for one, both in zip(alone, conditioning.text, strict=True))
 
 
 ADDED = {"text_embeds": torch.zeros(2, 10), "time_ids": torch.zeros(2, 6)}

@@ -4,6 +4,9 @@ import diffusers
 import pytest
 import torch
 
+from fastdiff import UNet2DConditionModel
+from fastdiff.checkpoints.weights import load_weights
+
 TINY_UNET = {
     "sample_size": 8,
     "block_out_channels": (16, 32),
@@ -47,3 +50,20 @@ def guided_loop():
             yield x
 
     return loop
+
+
+@pytest.fixture
+def pair(randomise):
+    """Build diffusers' UNet2DConditionModel from a config, and ours with the same weights."""
+
+    def make(config: dict):
+        theirs = randomise(diffusers.UNet2DConditionModel(**config))
+        for module in theirs.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.weight.data += 1
+        with torch.device("meta"):
+            ours = UNet2DConditionModel.from_config(theirs.config)
+        load_weights(ours, theirs.state_dict(), source="model", dtype=torch.float32, device="cpu")
+        return theirs, ours
+
+    return make

@@ -47,6 +47,7 @@ OPTIONS = {
     "layers": {"layers_per_block": 3},
     "groups": {"norm_num_groups": 8},
     "sd3-scales": {"shift_factor": 0.06, "scaling_factor": 1.5, "latents_mean": (0.1,) * 4, "latents_std": (2.0,) * 4},
+    "two-sample-sizes": {"sample_size": (16, 24)},
     "no-upcast": {"force_upcast": False},
     **{name: {"act_fn": name} for name in ("swish", "mish", "gelu", "relu")},
 }

@@ -46,6 +46,7 @@ CASES = {
     ),
     "skip-among-others": blocks("SkipDownBlock2D DownBlock2D", "UpBlock2D SkipUpBlock2D"),
     "k": blocks("KDownBlock2D KDownBlock2D", "KUpBlock2D KUpBlock2D", act_fn="gelu"),
+    "k-without-groups": blocks("KDownBlock2D KDownBlock2D", "KUpBlock2D KUpBlock2D", norm_num_groups=None),
     "k-one-layer": blocks("KDownBlock2D KDownBlock2D", "KUpBlock2D KUpBlock2D", layers_per_block=1),
     "early-block-names": blocks("UNetResDownBlock2D UNetResAttnDownBlock2D", "UNetResAttnUpBlock2D UNetResUpBlock2D"),
     "no-mid-block": {"mid_block_type": None},

@@ -1,22 +1,14 @@
 """UNet2DConditionModel against diffusers' in float32: each option at least once, on tiny models without zeros."""
 
-import diffusers
 import pytest
 import torch
 
-from fastdiff import UNet2DConditionModel
-from fastdiff.checkpoints.weights import load_weights
+from tests.parity.text_unets.tiny_model import KEYS, SD, compare, inputs
 from tests.support.pairwise import each_option, product
 
-SD = {  # a tiny version of SD1.x
-    "sample_size": 8,
-    "block_out_channels": (16, 32),
-    "layers_per_block": 2,
-    "norm_num_groups": 8,
-    "cross_attention_dim": 24,
-    "attention_head_dim": 4,
-    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
-    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+CROSS = {
+    "down_block_types": ("CrossAttnDownBlock2D",) * 2,
+    "up_block_types": ("CrossAttnUpBlock2D",) * 2,
 }
 SDXL = SD | {
     "block_out_channels": (8, 16, 32),
@@ -30,10 +22,6 @@ SDXL = SD | {
     "addition_time_embed_dim": 8,
     "projection_class_embeddings_input_dim": 20 + 6 * 8,
     "upcast_attention": None,
-}
-CROSS = {
-    "down_block_types": ("CrossAttnDownBlock2D",) * 2,
-    "up_block_types": ("CrossAttnUpBlock2D",) * 2,
 }
 CASES = {
     "sd15": (SD, {}),
@@ -101,64 +89,17 @@ CASES = {
     "mish": (SD, {"act_fn": "mish"}),
     "gelu": (SD, {"act_fn": "gelu", "class_embed_type": "timestep"}),
     "centred-input": (SD, {"center_input_sample": True}),
-    "no-effect": (SD, {"resnet_out_scale_factor": 2.0, "mid_block_only_cross_attention": True, "dropout": 0.3}),
+    "no-effect": (
+        SD,
+        {
+            "resnet_out_scale_factor": 2.0,
+            "resnet_skip_time_act": True,
+            "cross_attention_norm": "layer_norm",
+            "mid_block_only_cross_attention": True,
+            "dropout": 0.3,
+        },
+    ),
 }
-KEYS = 7  # tokens of the text
-
-
-def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    error = (ours - theirs).abs().max().item()
-    assert error <= 1e-4
-    assert error <= 2e-5 * max(1, theirs.abs().max().item())
-
-
-@pytest.fixture
-def pair(randomise):
-    """Build diffusers' model from a config, and ours with the same weights."""
-
-    def make(config: dict):
-        theirs = randomise(diffusers.UNet2DConditionModel(**config))
-        for module in theirs.modules():
-            if isinstance(module, torch.nn.LayerNorm):
-                module.weight.data += 1
-        with torch.device("meta"):
-            ours = UNet2DConditionModel.from_config(theirs.config)
-        load_weights(ours, theirs.state_dict(), source="model", dtype=torch.float32, device="cpu")
-        return theirs, ours
-
-    return make
-
-
-def inputs(config: dict, n: int = 2, height: int = 8, width: int = 12) -> tuple[tuple, dict]:
-    """Return the positional and keyword arguments for a model of `config`. The sample is not square."""
-    torch.manual_seed(1)
-    text_width = config.get("encoder_hid_dim") or 24
-    given = torch.randn(n, config.get("in_channels", 4), height, width), torch.arange(n) * 390 + 7
-    options: dict = {}
-    projected = config.get("projection_class_embeddings_input_dim", 0)
-    temb = config.get("time_embedding_dim") or 4 * config["block_out_channels"][0]
-    labels = {
-        "timestep": torch.linspace(10, 400, n),
-        "identity": torch.randn(n, temb),
-        "projection": torch.randn(n, projected),
-        "simple_projection": torch.randn(n, projected),
-    }
-    if config.get("class_embed_type"):
-        options["class_labels"] = labels[config["class_embed_type"]]
-    elif "num_class_embeds" in config:
-        options["class_labels"] = torch.arange(n) % config["num_class_embeds"]
-    if config.get("addition_embed_type") == "text_time":
-        ids = torch.tensor([[64.0, 48, 0, 3, 64, 64]]).repeat(n, 1)
-        options["added_cond_kwargs"] = {"text_embeds": torch.randn(n, projected - 48), "time_ids": ids}
-    if "time_cond_proj_dim" in config:
-        options["timestep_cond"] = torch.randn(n, config["time_cond_proj_dim"])
-    return (*given, torch.randn(n, KEYS, text_width)), options
-
-
-def compare(theirs, ours, given, options) -> None:
-    with torch.no_grad():
-        expected = theirs(*given, **options).sample
-    assert_close(ours(*given, **options).sample, expected)
 
 
 @pytest.mark.parametrize("case", each_option(CASES))

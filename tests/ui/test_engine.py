@@ -3,7 +3,10 @@
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
+import diffusers
+import numpy as np
 import pytest
+import torch
 
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.loading import Load
@@ -33,6 +36,23 @@ def test_a_model_is_warm_before_the_first_click(engine, monkeypatch, name):
     monkeypatch.setattr(Engine, "pipeline", lambda *args, load=Engine.pipeline: drawn.append(load(*args)) or drawn[-1])
     engine.warm_up(name)
     assert len(drawn) == 1
+
+
+def test_previews_come_from_the_preview_vae(engine, randomise, tmp_path):
+    """Models whose latents it decodes get it, at full size on the page; the others preview as before."""
+    width = {"encoder_block_out_channels": (8,), "decoder_block_out_channels": (8,)}
+    blocks = {"num_encoder_blocks": (1,), "num_decoder_blocks": (1,)}
+    theirs = randomise(diffusers.AutoencoderTiny(**width, **blocks))
+    theirs.save_pretrained(tmp_path)
+    own = Engine(engine.catalogue.folder, device="cpu", preview_vae=str(tmp_path))
+    text, pixels = (own.pipeline(own.catalogue.card(name), None) for name in ("./text/sd1", "./plain/tiny"))
+    assert text.preview_vae is own.preview_vae is not None and pixels.preview_vae is None
+    step = next(iter(text.stream("a cat", height=32, width=32, num_inference_steps=1)))
+    assert step.preview()[0].size == (16, 16)  # this VAE has one pixel for each latent
+    with torch.no_grad():
+        expected = theirs.decode(step.x0.permute(0, 3, 1, 2)).sample[0].permute(1, 2, 0)
+    shown = torch.from_numpy(np.array(step.preview()[0])).float() / 127.5 - 1
+    torch.testing.assert_close(shown, expected.clamp(-1, 1), rtol=0, atol=0.01)
 
 
 def test_many_requests_load_a_model_once(monkeypatch):

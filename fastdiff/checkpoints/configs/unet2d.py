@@ -167,8 +167,9 @@ class UNet2DConfig(DenoiserConfig):
             )
         if any(down + up) and (self.in_channels, self.out_channels) != (3, 3):
             raise InputError("in_channels, out_channels: skip blocks need pictures of 3 channels")
-        if self.norm_num_groups is None and not all(down + up):
-            raise InputError("norm_num_groups: null works with skip blocks only; give a number")
+        without_groups = ["Skip" in kind or kind.startswith("K") for kind in self.down_kinds + self.up_kinds]
+        if self.norm_num_groups is None and not all(without_groups):
+            raise InputError("norm_num_groups: null works with skip blocks and K blocks only; give a number")
 
 
 _DOWN_BLOCKS = (

@@ -1,13 +1,12 @@
 """The config of a UNet2DConditionModel. Unknown options are errors, never ignored."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Interval, Len
 
-from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
-from fastdiff.checkpoints.configs.model import Place, check_block_types
+from fastdiff.checkpoints.configs.model import Place
+from fastdiff.checkpoints.configs.unet2d_condition_stages import StagedConfig
 from fastdiff.errors import InputError
 from fastdiff.kinds import (
     MAX_LABELS,
@@ -35,34 +34,18 @@ Kernel = Annotated[int, Interval(ge=1, le=31)]  # pixels
 
 USUAL_LENGTH = 77  # tokens of a text, as in CLIP
 TIME_IDS = 6  # of SDXL: original size, corner, target size
-
-
-class StagePlan(NamedTuple):
-    """The shape of a down, mid or up block."""
-
-    name: str  # of the block in the state dict
-    width: int
-    layers: int  # the number of residual blocks, and of transformers if the block has any
-    depths: tuple[int, ...]  # the number of blocks in each transformer; () without transformers
-    heads: int
-    only_cross: bool  # whether both attentions of a transformer block read the text
-
-    @property
-    def inner(self) -> int:
-        """The channels inside the transformers. They are fewer than `width` if the heads do not divide it."""
-        return self.width // self.heads * self.heads
+IMAGE_TOKENS, IMAGE_PREFIX = 32, 10  # tokens that image_proj and text_image_proj make of an image, as in diffusers
+HINT_SCALE, HINT_CHANNELS = 8, 4  # image_hint makes 4 channels of a hint that is 8 times larger than the sample
 
 
 @dataclass(frozen=True)
-class UNet2DConditionConfig(DenoiserConfig):
+class UNet2DConditionConfig(StagedConfig):
     """The config of a UNet2DConditionModel, with diffusers' option names and defaults."""
 
     SWITCHED_OFF: ClassVar = {
-        "dual_cross_attention": False,
+        "dual_cross_attention": False,  # two texts at once, for Versatile Diffusion
         "num_attention_heads": None,  # an error in diffusers too: attention_head_dim is the number of heads
         "attention_type": "default",  # other values are for GLIGEN
-        "cross_attention_norm": None,
-        "resnet_skip_time_act": False,
     }
 
     sample_size: Side | tuple[Side, Side] | None = None  # height and width of the latents; the default size to draw
@@ -72,7 +55,9 @@ class UNet2DConditionConfig(DenoiserConfig):
     flip_sin_to_cos: bool = True
     freq_shift: FrequencyShift = 0
     down_block_types: BlockTypes = ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",)
-    mid_block_type: Literal["UNetMidBlock2DCrossAttn", "UNetMidBlock2D"] | None = "UNetMidBlock2DCrossAttn"
+    mid_block_type: Literal["UNetMidBlock2DCrossAttn", "UNetMidBlock2DSimpleCrossAttn", "UNetMidBlock2D"] | None = (
+        "UNetMidBlock2DCrossAttn"
+    )
     up_block_types: BlockTypes = ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3
     only_cross_attention: bool | LevelFlags = False
     block_out_channels: Widths = (320, 640, 1280, 1280)
@@ -81,23 +66,26 @@ class UNet2DConditionConfig(DenoiserConfig):
     mid_block_scale_factor: PositiveNumber = 1
     dropout: Fraction = 0.0  # training only
     act_fn: Activation = "silu"
-    norm_num_groups: Channels = 32
+    norm_num_groups: Channels | None = 32  # None: no last norm and activation; K blocks choose their own groups
     norm_eps: Fraction = 1e-5
     cross_attention_dim: Channels | Widths = 1280
     transformer_layers_per_block: Depth | Depths = 1
     reverse_transformer_layers_per_block: Depths | None = None  # of the up blocks; None: the down blocks', reversed
     encoder_hid_dim: Channels | None = None  # text width, if the model projects it to cross_attention_dim
-    encoder_hid_dim_type: Literal["text_proj"] | None = None
-    attention_head_dim: Channels | Widths = 8  # the NUMBER of heads, despite its name
+    encoder_hid_dim_type: Literal["text_proj", "text_image_proj", "image_proj"] | None = None
+    # The NUMBER of heads in transformers, despite its name; the channels of a head in the other attentions
+    attention_head_dim: Channels | Widths = 8
     use_linear_projection: bool = False  # the transformers' projections are linear layers, not convolutions
     class_embed_type: Literal["timestep", "identity", "projection", "simple_projection"] | None = None
-    addition_embed_type: Literal["text", "text_time"] | None = None
+    addition_embed_type: Literal["text", "text_image", "text_time", "image", "image_hint"] | None = None
     addition_time_embed_dim: Channels | None = None
     # Rows of the label table, with class_embed_type None
     num_class_embeds: Annotated[int, Interval(ge=1, le=MAX_LABELS)] | None = None
     upcast_attention: bool | None = False  # no effect: attention scores are always float32
     resnet_time_scale_shift: Literal["default", "scale_shift"] = "default"
-    resnet_out_scale_factor: PositiveNumber = 1.0  # of unsupported blocks
+    # Of Resnet and SimpleCrossAttn blocks: residual blocks read the time embedding without an activation before
+    resnet_skip_time_act: bool = False
+    resnet_out_scale_factor: PositiveNumber = 1.0  # of Resnet and SimpleCrossAttn blocks
     time_embedding_type: Literal["positional", "fourier"] = "positional"
     time_embedding_dim: Channels | None = None  # None: 4 * block_out_channels[0]; fourier: 2 * of it
     time_embedding_act_fn: Activation | None = None  # applied once, to the whole embedding
@@ -107,13 +95,14 @@ class UNet2DConditionConfig(DenoiserConfig):
     conv_out_kernel: Kernel = 3
     projection_class_embeddings_input_dim: Channels | None = None
     class_embeddings_concat: bool = False
-    mid_block_only_cross_attention: bool | None = None  # of unsupported blocks
+    mid_block_only_cross_attention: bool | None = None  # of UNetMidBlock2DSimpleCrossAttn
+    cross_attention_norm: Literal["layer_norm", "group_norm"] | None = None  # of the text in SimpleCrossAttn blocks
     addition_embed_type_num_heads: Channels = 64
 
     def check(self) -> None:
-        self._check_levels()
-        self._check_depths()
+        self.check_stages()
         self._check_text()
+        self._check_images()
         self._check_embeddings()
         for name in ("conv_in_kernel", "conv_out_kernel"):
             if getattr(self, name) % 2 == 0:
@@ -149,87 +138,49 @@ class UNet2DConditionConfig(DenoiserConfig):
         return self.encoder_hid_dim or self.cross_width
 
     @property
-    def cross_width(self) -> int:
-        """The channels of the text as the transformers read it, after any projection."""
-        dims = _per_level(self.cross_attention_dim, len(self.block_out_channels))
-        down, up = (list(map(_is_cross, kinds)) for kinds in (self.down_block_types, reversed(self.up_block_types)))
-        used = {dim for dim, *crosses in zip(dims, down, up, strict=True) if any(crosses)}
-        used |= {dims[-1]} if self.mid_block_type == "UNetMidBlock2DCrossAttn" else set()
-        if len(used) > 1:
-            raise InputError(
-                f"cross_attention_dim: all transformers read the same text, so {sorted(used)} must be one width"
-            )
-        if not used:
-            raise InputError("down_block_types, up_block_types: no block reads a text; give a CrossAttn block")
-        return used.pop()
+    def reads_text(self) -> bool:
+        """Whether the prediction depends on encoder_hidden_states. With `image_proj`, an image replaces the text."""
+        return self.encoder_hid_dim_type != "image_proj" or self.addition_embed_type == "text"
+
+    def tokens(self, length: int) -> int:
+        """Return the number of tokens that the attentions read, for a text of `length` tokens."""
+        return {"image_proj": IMAGE_TOKENS, "text_image_proj": IMAGE_PREFIX + length}.get(
+            str(self.encoder_hid_dim_type), length
+        )
 
     @property
-    def down_stages(self) -> list[StagePlan]:
-        depths = _per_level(self.transformer_layers_per_block, len(self.block_out_channels))
-        return self._stages("down_blocks", self.down_block_types, range(len(self.block_out_channels)), depths, 0)
+    def sample_channels(self) -> int:
+        """The channels of a sample. With `image_hint`, the hint has the others."""
+        return self.in_channels - (HINT_CHANNELS if self.addition_embed_type == "image_hint" else 0)
 
     @property
-    def up_stages(self) -> list[StagePlan]:
-        levels = range(len(self.block_out_channels))[::-1]
-        depths = self.reverse_transformer_layers_per_block
-        if depths is None:
-            depths = _per_level(self.transformer_layers_per_block, len(levels))[::-1]
-        return self._stages("up_blocks", self.up_block_types, levels, depths, 1)
+    def image_width(self) -> int | None:
+        """The channels of image_embeds, or None if the model reads none."""
+        widths = {"text_image_proj": self.cross_width, "image_proj": self.encoder_hid_dim}
+        added = {"text_image": self.cross_width, "image": self.encoder_hid_dim, "image_hint": self.encoder_hid_dim}
+        return widths.get(str(self.encoder_hid_dim_type)) or added.get(str(self.addition_embed_type))
 
     @property
-    def mid_stage(self) -> StagePlan | None:
-        if self.mid_block_type is None:
-            return None
-        levels = len(self.block_out_channels)
-        depth = _per_level(self.transformer_layers_per_block, levels)[-1]
-        depths = _each(depth, 1)[:1] if self.mid_block_type == "UNetMidBlock2DCrossAttn" else ()
-        heads = _per_level(self.attention_head_dim, levels)[-1]
-        return StagePlan("mid_block", self.block_out_channels[-1], 1, depths, heads, only_cross=False)
-
-    @property
-    def prompt_shapes(self) -> dict[str, tuple[int, ...]]:
-        """See DenoiserConfig. text_embeds and time_ids are entries of added_cond_kwargs."""
-        shapes: dict[str, tuple[int, ...]] = {"encoder_hidden_states": (USUAL_LENGTH, self.text_width)}
+    def added_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The entries of added_cond_kwargs: name to shape for one picture of `usual_size`."""
+        shapes: dict[str, tuple[int, ...]] = {}
         if self._has_time_ids:
             of_ids = TIME_IDS * (self.addition_time_embed_dim or 0)
             shapes |= {"text_embeds": ((self.projection_class_embeddings_input_dim or 0) - of_ids,)}
             shapes |= {"time_ids": (TIME_IDS,)}
+        if self.addition_embed_type == "text_image":
+            shapes |= {"text_embeds": (self.cross_width,)}
+        if self.image_width is not None:
+            shapes |= {"image_embeds": (self.image_width,)}
+        if self.addition_embed_type == "image_hint":
+            height, width = self.usual_size
+            shapes |= {"hint": (3, HINT_SCALE * height, HINT_SCALE * width)}
         return shapes
 
     @property
-    def size_factor(self) -> int:
-        return 1  # odd sizes round up when halved, and upsampling takes the skip connection's size
-
-    @property
-    def min_size(self) -> int:
-        """The smallest height and width. With downsample_padding 0, halving rounds down."""
-        return 1 if self.downsample_padding else 2 ** (len(self.block_out_channels) - 1)
-
-    def sizes(self, height: int, width: int) -> list[tuple[int, int]]:
-        """Return (height, width) at each level, for a sample of this size."""
-        odd = self.downsample_padding  # halving rounds up with padding 1, down with padding 0
-        found = [(height, width)]
-        for _ in self.block_out_channels[1:]:
-            height, width = (height + odd) // 2, (width + odd) // 2
-            found.append((height, width))
-        return found
-
-    def residual_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
-        """Return (C, H, W) of each skip connection, then of the mid block's output, for a sample of this size."""
-        sizes = self.sizes(height, width)
-        shapes = [(self.block_out_channels[0], *sizes[0])]
-        for i, stage in enumerate(self.down_stages):
-            shapes += [(stage.width, *sizes[i])] * stage.layers
-            shapes += [(stage.width, *size) for size in sizes[i + 1 : i + 2]]
-        return [*shapes, (self.block_out_channels[-1], *sizes[-1])]
-
-    def attended(self, height: int, width: int, text_length: int) -> set[int]:
-        """Return the numbers of keys that attn1 of the transformer blocks reads, for a sample of this size."""
-        sizes = self.sizes(height, width)
-        mid = [self.mid_stage] if self.mid_stage is not None else []
-        placed = [*zip(self.down_stages, sizes, strict=True), *zip(self.up_stages, sizes[::-1], strict=True)]
-        placed += [(stage, sizes[-1]) for stage in mid]
-        return {text_length if stage.only_cross else h * w for stage, (h, w) in placed if any(stage.depths)}
+    def prompt_shapes(self) -> dict[str, tuple[int, ...]]:
+        """See DenoiserConfig. The shapes after the first one are those of `added_shapes`."""
+        return {"encoder_hidden_states": (USUAL_LENGTH, self.text_width)} | self.added_shapes
 
     @property
     def places(self) -> dict[str, Place]:
@@ -244,11 +195,15 @@ class UNet2DConditionConfig(DenoiserConfig):
         for i, stage in enumerate(self.down_stages):
             found[f"block_out_channels[{i}]"] = Place(f"{stage.name}.resnets.0.conv2.weight", 0, stage.width)
             found[f"layers_per_block[{i}]"] = Place(f"{stage.name}.resnets.", None, stage.layers)
-        for stage in self._all_stages():
+        for stage in self.all_stages():
             for layer, depth in enumerate(stage.depths):
                 blocks = f"{stage.name}.attentions.{layer}.transformer_blocks."
                 found[f"transformer_layers_per_block of {stage.name}, layer {layer},"] = Place(blocks, None, depth)
                 found[f"cross_attention_dim at {blocks}"] = Place(f"{blocks}0.attn2.to_k.weight", 1, self.cross_width)
+            reader = {"added": "add_k_proj", "k": "attn2.to_k"}.get(str(stage.block.attention))
+            if reader is not None:
+                key = f"{stage.name}.attentions.0.{reader}.weight"
+                found[f"cross_attention_dim at {stage.name}"] = Place(key, 1, self.cross_width)
         return found | {option: Place(key, axis, size) for option, (key, axis, size, _) in self._layers.items()}
 
     @property
@@ -257,7 +212,7 @@ class UNet2DConditionConfig(DenoiserConfig):
         return {
             "block_out_channels": 9 * sum(stage.width**2 for stage in stages),
             "layers_per_block": 9 * sum(stage.layers * stage.width**2 for stage in stages),
-            "transformer_layers_per_block": 16 * sum(sum(each.depths) * each.inner**2 for each in self._all_stages()),
+            "transformer_layers_per_block": 16 * sum(sum(each.depths) * each.inner**2 for each in self.all_stages()),
             "cross_attention_dim": 2 * self.cross_width * sum(sum(each.depths) * each.inner for each in stages),
             "time_embedding_dim": self.temb_channels**2,
             "in_channels": self.conv_in_kernel**2 * self.in_channels * first,
@@ -271,7 +226,11 @@ class UNet2DConditionConfig(DenoiserConfig):
         if self.class_embed_type is None and self.num_class_embeds is not None:
             found["num_class_embeds"] = ("class_embedding.weight", 0, self.num_class_embeds, self.temb_channels)
         if self.encoder_hid_dim is not None:
-            found["encoder_hid_dim"] = ("encoder_hid_proj.weight", 1, self.encoder_hid_dim, self.cross_width)
+            layer = {"text_image_proj": ".text_proj", "image_proj": ".image_embeds"}.get(
+                str(self.encoder_hid_dim_type), ""
+            )
+            key = f"encoder_hid_proj{layer}.weight"
+            found["encoder_hid_dim"] = (key, 1, self.encoder_hid_dim, self.cross_width)
         if self.time_cond_proj_dim is not None:
             key = "time_embedding.cond_proj.weight"
             found["time_cond_proj_dim"] = (key, 1, self.time_cond_proj_dim, 1)
@@ -288,67 +247,6 @@ class UNet2DConditionConfig(DenoiserConfig):
     def _has_time_ids(self) -> bool:
         return self.addition_embed_type == "text_time"
 
-    def _stages(
-        self, blocks: str, kinds: tuple[str, ...], levels: range, depths: tuple[int | tuple[int, ...], ...], more: int
-    ) -> list[StagePlan]:
-        """Return the stages of `levels`, each with `more` layers on top of layers_per_block."""
-        count = len(levels)
-        heads, layers = (_per_level(each, count) for each in (self.attention_head_dim, self.layers_per_block))
-        flags = _per_level(self.only_cross_attention, count)
-        return [
-            StagePlan(
-                name=f"{blocks}.{i}",
-                width=self.block_out_channels[level],
-                layers=layers[level] + more,
-                depths=_each(depths[i], layers[level] + more) if _is_cross(kinds[i]) else (),
-                heads=heads[level],
-                only_cross=flags[level],
-            )
-            for i, level in enumerate(levels)
-        ]
-
-    def _all_stages(self) -> Iterator[StagePlan]:
-        yield from self.down_stages
-        if self.mid_stage is not None:
-            yield self.mid_stage
-        yield from self.up_stages
-
-    def _check_levels(self) -> None:
-        for name, kinds, known in (
-            ("down_block_types", self.down_block_types, ("CrossAttnDownBlock2D", "DownBlock2D")),
-            ("up_block_types", self.up_block_types, ("CrossAttnUpBlock2D", "UpBlock2D")),
-        ):
-            check_block_types(name, kinds, known)
-        levels = len(self.block_out_channels)
-        for name in (
-            "down_block_types",
-            "up_block_types",
-            "only_cross_attention",
-            "layers_per_block",
-            "cross_attention_dim",
-            "transformer_layers_per_block",
-            "reverse_transformer_layers_per_block",
-            "attention_head_dim",
-        ):
-            value = getattr(self, name)
-            if isinstance(value, tuple) and len(value) != levels:
-                raise InputError(f"{name}: {len(value)} given for {levels} block_out_channels; give one for each")
-
-    def _check_depths(self) -> None:
-        depths, reverse = self.transformer_layers_per_block, self.reverse_transformer_layers_per_block
-        if isinstance(depths, tuple) and reverse is None and any(isinstance(depth, tuple) for depth in depths):
-            raise InputError(
-                "reverse_transformer_layers_per_block: missing, but transformer_layers_per_block has lists; give it"
-            )
-        for stage in self._all_stages():
-            if stage.depths and len(stage.depths) != stage.layers:
-                raise InputError(
-                    "transformer_layers_per_block, reverse_transformer_layers_per_block: "
-                    f"{len(stage.depths)} given for the {stage.layers} layers of {stage.name}; give one for each"
-                )
-            if stage.depths and stage.heads > stage.width:
-                raise InputError(f"attention_head_dim: {stage.heads} heads for {stage.width} channels; give fewer")
-
     def _check_text(self) -> None:
         if self.encoder_hid_dim_type is not None and self.encoder_hid_dim is None:
             raise InputError(
@@ -357,6 +255,23 @@ class UNet2DConditionConfig(DenoiserConfig):
         heads, width = self.addition_embed_type_num_heads, self.text_width
         if self.addition_embed_type == "text" and width % heads:
             raise InputError(f"addition_embed_type_num_heads: {heads} does not divide the text's {width} channels")
+
+    def _check_images(self) -> None:
+        projection, addition = self.encoder_hid_dim_type, self.addition_embed_type
+        if addition in ("image", "image_hint") and self.encoder_hid_dim is None:
+            raise InputError(f"encoder_hid_dim: missing, but addition_embed_type {addition!r} needs it; give it")
+        if addition == "image_hint" and self.in_channels <= HINT_CHANNELS:
+            raise InputError(
+                f"in_channels: {self.in_channels}, but {HINT_CHANNELS} of them are the hint's; give a larger number"
+            )
+        crossed = (projection == "text_image_proj" and addition in ("image", "image_hint")) or (
+            projection == "image_proj" and addition == "text_image"
+        )
+        if crossed and self.encoder_hid_dim != self.cross_width:
+            raise InputError(
+                f"encoder_hid_dim: {self.encoder_hid_dim}, but {projection} and {addition} read the same image_embeds; "
+                f"give {self.cross_width}"
+            )
 
     def _check_embeddings(self) -> None:
         needs_width = [
@@ -383,17 +298,3 @@ class UNet2DConditionConfig(DenoiserConfig):
         widths += [self.addition_time_embed_dim or 0] if self._has_time_ids else []
         if any(width // 2 == self.freq_shift for width in widths):
             raise InputError(f"freq_shift: {self.freq_shift} leaves no frequencies; give 0 or 1")
-
-
-def _is_cross(kind: str) -> bool:
-    return kind.startswith("CrossAttn")
-
-
-def _per_level(value, levels: int) -> tuple:
-    """Return an option's value for each level; a single value is for all levels."""
-    return value if isinstance(value, tuple) else (value,) * levels
-
-
-def _each(depth: int | tuple[int, ...], layers: int) -> tuple[int, ...]:
-    """Return the depth of each layer of a level; a single value is for all layers."""
-    return depth if isinstance(depth, tuple) else (depth,) * layers

@@ -2,7 +2,7 @@
 
 from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.conv2d import conv2d
@@ -25,7 +25,11 @@ class Attention(nn.Module):
     def forward(self, x: Feature) -> Feature:
         h = self.group_norm(x) if self.group_norm is not None else x
         qkv = linear(h.x.flatten(1, 2), self.to_qkv.weight, self.to_qkv.bias)  # (N, H * W, 3 * width)
-        h = attention(*qkv.chunk(3, dim=-1), heads=self.heads).unflatten(1, x.x.shape[1:3])
-        out = cast(nn.Linear, self.to_out[0])  # run as a 1x1 convolution, which makes the moments
-        weight = out.weight.unflatten(1, (-1, 1, 1))
-        return as_feature(conv2d(h, weight, out.bias, residual=x.x, output_scale=self.output_scale, moments=True))
+        return project_out(attention(*qkv.chunk(3, dim=-1), heads=self.heads), self.to_out, x, self.output_scale)
+
+
+def project_out(tokens: Tensor, layers: nn.ModuleList, x: Feature, output_scale: float = 1.0) -> Feature:
+    """Return the sum of x and an attention's output (N, H * W, width) after its last layer, over `output_scale`."""
+    out = cast(nn.Linear, layers[0])  # run as a 1x1 convolution, which makes the moments
+    weight, pixels = out.weight.unflatten(1, (-1, 1, 1)), tokens.unflatten(1, x.x.shape[1:3])
+    return as_feature(conv2d(pixels, weight, out.bias, residual=x.x, output_scale=output_scale, moments=True))

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastdiff.checkpoints.configs.unet2d_condition import HINT_CHANNELS, IMAGE_PREFIX, IMAGE_TOKENS
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
-from fastdiff.models.blocks.layers import ACTIVATIONS
+from fastdiff.models.blocks.layers import ACTIVATIONS, Conv2d, Feature
 
 
 class Timesteps(nn.Module):
@@ -120,6 +121,85 @@ class TextTimeEmbedding(nn.Module):
         """(M, L, C) -> (M, out_channels)."""
         x = each_through(self.pool(normed(x, self.norm1)), self.proj)
         return normed(x[None], self.norm2)[0]
+
+
+class ImageProjection(nn.Module):
+    """Make tokens of an image, which replace a text; diffusers' ImageProjection."""
+
+    def __init__(self, image_width: int, text_width: int):
+        super().__init__()
+        self.image_embeds = nn.Linear(image_width, IMAGE_TOKENS * text_width)
+        self.norm = nn.LayerNorm(text_width)
+
+    def forward(self, text: Tensor, image: Tensor) -> Tensor:
+        """(M, L, anything) and (M, image_width) -> (M, IMAGE_TOKENS, text_width). The text is not read."""
+        return normed(each_through(image, self.image_embeds).unflatten(1, (IMAGE_TOKENS, -1)), self.norm)
+
+
+class TextImageProjection(nn.Module):
+    """Put tokens of an image before a text; diffusers' TextImageProjection."""
+
+    def __init__(self, given_width: int, image_width: int, text_width: int):
+        super().__init__()
+        self.image_embeds = nn.Linear(image_width, IMAGE_PREFIX * text_width)
+        self.text_proj = nn.Linear(given_width, text_width)
+
+    def forward(self, text: Tensor, image: Tensor) -> Tensor:
+        """(M, L, given_width) and (M, image_width) -> (M, IMAGE_PREFIX + L, text_width)."""
+        tokens = each_through(image, self.image_embeds).unflatten(1, (IMAGE_PREFIX, -1))
+        return torch.cat([tokens, linear(text, self.text_proj.weight, self.text_proj.bias)], dim=1)
+
+
+class TextImageTimeEmbedding(nn.Module):
+    """Project a pooled text and an image, to be added to the time embedding; diffusers' TextImageTimeEmbedding."""
+
+    def __init__(self, width: int, out_channels: int):
+        super().__init__()
+        self.text_proj, self.image_proj = nn.Linear(width, out_channels), nn.Linear(width, out_channels)
+        self.text_norm = nn.LayerNorm(out_channels)
+
+    def forward(self, text: Tensor, image: Tensor) -> Tensor:
+        """(M, width) twice -> (M, out_channels)."""
+        return (
+            each_through(image, self.image_proj) + normed(each_through(text, self.text_proj)[None], self.text_norm)[0]
+        )
+
+
+class ImageTimeEmbedding(nn.Module):
+    """Project an image, to be added to the time embedding; diffusers' ImageTimeEmbedding."""
+
+    def __init__(self, image_width: int, out_channels: int):
+        super().__init__()
+        self.image_proj = nn.Linear(image_width, out_channels)
+        self.image_norm = nn.LayerNorm(out_channels)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(M, image_width) -> (M, out_channels)."""
+        return normed(each_through(image, self.image_proj)[None], self.image_norm)[0]
+
+
+# Channels and stride of the convolutions that shrink a hint; their number in diffusers' Sequential is twice the index
+HINT_LAYERS = ((3, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 96, 2), (96, 96, 1), (96, 256, 2))
+
+
+class ImageHintTimeEmbedding(ImageTimeEmbedding):
+    """ImageTimeEmbedding, and convolutions of a hint; diffusers' ImageHintTimeEmbedding."""
+
+    def __init__(self, image_width: int, out_channels: int):
+        super().__init__(image_width, out_channels)
+        layers = (*HINT_LAYERS, (256, HINT_CHANNELS, 1))
+        self.input_hint_block = nn.ModuleDict({str(2 * i): Conv2d(a, b, 3) for i, (a, b, _) in enumerate(layers)})
+
+    def shrink(self, hint: Tensor) -> Tensor:
+        """(M, 3, 8 h, 8 w) -> (M, h, w, HINT_CHANNELS)."""
+        pictures = hint.permute(0, 2, 3, 1).split(1)  # one by one, for the same bits in any batch
+        return torch.cat([self._shrink(picture.contiguous()) for picture in pictures])
+
+    def _shrink(self, x: Tensor) -> Tensor:
+        *convolutions, last = self.input_hint_block.values()
+        for layer, (_, _, stride) in zip(convolutions, HINT_LAYERS, strict=True):
+            x = ACTIVATIONS["silu"](layer(Feature(x), stride=stride, padding=1, moments=False).x)
+        return last(Feature(x), moments=False).x
 
 
 def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:

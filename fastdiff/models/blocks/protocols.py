@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
+from fastdiff.checkpoints.configs.autoencoder import AutoencoderConfig
 from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 
 
@@ -48,7 +48,7 @@ class DenoiserLike(Protocol):
 class DecoderLike(Protocol):
     """The model that decodes latents to pictures."""
 
-    config: AutoencoderKLConfig
+    config: AutoencoderConfig
 
     def decode(self, z: Tensor) -> tuple[Tensor]:
         """Decode latents z (N, C, h, w) to pictures (N, C, H, W)."""

@@ -27,6 +27,7 @@ class BlockOptions:
     num_groups: int | None  # None if all blocks are skip blocks, which choose their own
     head_dim: int | None  # None: one head as wide as the block
     downsample_padding: int
+    raw: bool = False  # residual blocks project the time embedding itself, without an activation before
 
     @property
     def groups(self) -> tuple[int, int]:
@@ -43,6 +44,7 @@ class Conditioned(nn.Module):
 
     projections: dict[str, int]  # diffusers' names of this block's projections -> the number of columns of each
     columns: slice  # set by the model
+    raw: bool = False  # whether the projections read the embedding itself, without an activation before
 
 
 def _shortcut(x: FeatureOrPair, layer: Conv2d | None) -> dict[str, Any]:
@@ -66,7 +68,7 @@ class ResnetBlock2D(Conditioned):
     ):
         super().__init__()
         groups_in, groups_out = groups or options.groups
-        self.activation, self.scale_shift = options.activation, options.scale_shift
+        self.activation, self.scale_shift, self.raw = options.activation, options.scale_shift, options.raw
         self.output_scale, self.resample = output_scale, resample
         self.norm1 = GroupNorm(groups_in, in_channels, eps=options.eps)
         self.conv1 = Conv2d(in_channels, out_channels, 3)
@@ -111,15 +113,25 @@ class AdaGroupNorm(nn.Module):
 class ResnetBlockCondNorm2D(Conditioned):
     """A residual block whose norms read the time embedding; diffusers' ResnetBlockCondNorm2D with ada_group."""
 
-    def __init__(self, in_channels: int, out_channels: int, options: BlockOptions, *, groups: tuple[int, int]):
+    raw = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        options: BlockOptions,
+        *,
+        groups: tuple[int, int],
+        last: int | None = None,  # channels after the second convolution; default: out_channels
+    ):
         super().__init__()
+        last = last or out_channels
         self.projections = {"norm1.linear": 2 * in_channels, "norm2.linear": 2 * out_channels}
         self.norm1 = AdaGroupNorm(in_channels, groups[0], options)
         self.conv1 = Conv2d(in_channels, out_channels, 3)
         self.norm2 = AdaGroupNorm(out_channels, groups[1], options)
-        self.conv2 = Conv2d(out_channels, out_channels, 3)
-        needs_shortcut = in_channels != out_channels
-        self.conv_shortcut = Conv2d(in_channels, out_channels, 1, bias=False) if needs_shortcut else None
+        self.conv2 = Conv2d(out_channels, last, 3)
+        self.conv_shortcut = Conv2d(in_channels, last, 1, bias=False) if in_channels != last else None
 
     def forward(self, x: FeatureOrPair, temb: Tensor) -> Feature:
         temb1, temb2 = temb[:, self.columns].split(list(self.projections.values()), dim=1)

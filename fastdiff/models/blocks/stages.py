@@ -174,17 +174,19 @@ class SkipUpBlock2D(UpStage):
 K_GROUP_SIZE = 32
 
 
-def _k_resnet(in_channels: int, out_channels: int, groups_out: int, options: BlockOptions) -> ResnetBlockCondNorm2D:
-    return ResnetBlockCondNorm2D(
-        in_channels, out_channels, options, groups=(in_channels // K_GROUP_SIZE, groups_out // K_GROUP_SIZE)
-    )
+def k_resnet(
+    in_channels: int, out_channels: int, groups_out: int, options: BlockOptions, last: int | None = None
+) -> ResnetBlockCondNorm2D:
+    """Return a residual block of a K block. `groups_out` channels decide the groups of its second norm."""
+    groups = in_channels // K_GROUP_SIZE, groups_out // K_GROUP_SIZE
+    return ResnetBlockCondNorm2D(in_channels, out_channels, options, groups=groups, last=last)
 
 
 class KDownBlock2D(DownStage):
     """diffusers' KDownBlock2D."""
 
     def __init__(self, widths: list[int], options: BlockOptions, *, resample: bool):
-        super().__init__([_k_resnet(i, o, o, options) for i, o in pairwise(widths)], None)
+        super().__init__([k_resnet(i, o, o, options) for i, o in pairwise(widths)], None)
         self.resample = resample
 
     def downsample(self, x: Feature, skips: list[Feature], temb: Tensor, rgb: Feature) -> Down:
@@ -196,7 +198,7 @@ class KUpBlock2D(UpStage):
 
     def __init__(self, out: int, above: int, layers: int, options: BlockOptions, *, resample: bool):
         widths = [2 * out] + [out] * (layers - 1) + [above]
-        super().__init__([_k_resnet(i, o, out, options) for i, o in pairwise(widths)], None)
+        super().__init__([k_resnet(i, o, out, options) for i, o in pairwise(widths)], None)
         self.resample = resample
 
     def forward(self, x: Feature, skips: list[Feature], temb: Tensor, rgb: Feature | None) -> Up:

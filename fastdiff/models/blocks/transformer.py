@@ -165,12 +165,15 @@ class _Conv1x1(nn.Conv2d):
         raise NotImplementedError  # the transformer reads the weight itself
 
 
-def stack_text_projections(model: nn.Module, text_width: int) -> tuple[nn.Linear, dict[str, int]]:
-    """Return one layer that makes the keys and values of all cross-attentions, and diffusers' layers that it stacks."""
+def stack_text_projections(model: nn.Module, text_width: int) -> tuple[nn.Linear | None, dict[str, int]]:
+    """Return one layer that makes the keys and values of all transformers, and diffusers' layers that it stacks.
+
+    Return None and {} for a model without transformers.
+    """
     widths: dict[str, int] = {}
     for path, layer in model.named_modules():
         if isinstance(layer, TextAttention):
             start = sum(widths.values())
             layer.columns = slice(start, start + sum(layer.projections.values()))
             widths |= {f"{path}.{name}.": width for name, width in layer.projections.items()}
-    return nn.Linear(text_width, sum(widths.values()), bias=False), widths
+    return nn.Linear(text_width, sum(widths.values()), bias=False) if widths else None, widths

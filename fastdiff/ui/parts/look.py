@@ -52,7 +52,7 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 .stage img[data-small], .frame img[data-small] {
     width: max(var(--w), var(--enlarged)) !important;
     height: auto !important; border-radius: 0 !important; image-rendering: pixelated }
-.stage .media-button img {
+.stage .media-button img, .frame img:not([data-small]) {
     width: max(min(var(--w), var(--room)), var(--enlarged)) !important; height: auto !important }
 .stage .thumbnails img, .stage .thumbnail-lg img:not([data-small]) { width: 100% !important; height: 100% !important }
 .stage .thumbnail-small:only-child { opacity: 0 }
