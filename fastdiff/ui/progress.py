@@ -1,13 +1,13 @@
 """HTML of a running request: a progress bar, and previews of the unfinished pictures."""
 
 import base64
-import io
 import math
 import time
 from collections.abc import Iterator
 
 from PIL.Image import Image
 
+from fastdiff.requests import png
 from fastdiff.runs.drawing import Progress
 from fastdiff.ui.drawing import Drawn
 from fastdiff.ui.parts.look import SMALL
@@ -66,6 +66,4 @@ def _frame(text: str, image: Image) -> str:
 
 
 def _data_url(image: Image) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(png.encode(image)).decode()}"
