@@ -18,11 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--size",
         type=_sizes,
-        default=[],
         metavar="WxH,...",
         help="sizes in pixels (default: the training size)",
     )
-    add("--batch", type=_batches, default=[1], metavar="N,...", help="pictures at once (default: 1)")
+    add("--batch", type=_batches, default=(1,), metavar="N,...", help="pictures at once (default: 1)")
     add(
         "--card",
         metavar="sm_NN",
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     model, card = find_model(request), find_card(args.card)
     if args.size and model.config.of_trajectories:
         raise InputError(f"--size: {model.name} draws trajectories; leave it out")
-    sizes = [{"width": width, "height": height} for width, height in args.size] or [{}]
+    sizes = [{"width": width, "height": height} for width, height in args.size or ()] or [{}]
     failed: list[str] = []
     for row in warm(request, model, card, sizes, args.batch):
         text = f"{row.size}, batch {row.batch}: {row.kernels} kernels, {row.compiled} compiled in {row.seconds:.1f} s"

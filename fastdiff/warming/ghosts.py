@@ -5,7 +5,7 @@ which only computes shapes. Tensors on the CPU are real: token ids, schedules an
 copied to the host arrives as ones, so a check for finite values passes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_any, tree_map_only
 
 GPU = torch.device("cuda", 0)  # with an index, or torch asks CUDA for the current device
 _ADDRESS = 2**20  # of every ghost's memory: torch aligns an allocation to 512 bytes
@@ -99,6 +98,20 @@ def _is_gpu(value: Any) -> bool:
     return isinstance(value, torch.device) and value.type == "cuda"
 
 
+def _holds_ghost(value: Any) -> bool:
+    """Whether the arguments of an operation read ghosts, or ask for a result on a GPU."""
+    if isinstance(value, list | tuple):
+        return any(map(_holds_ghost, value))
+    return isinstance(value, Ghost) or _is_gpu(value)
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply `function` to each tensor and device of nested lists and tuples."""
+    if isinstance(value, list | tuple):
+        return type(value)(_each(function, item) for item in value)
+    return function(value) if isinstance(value, Tensor | torch.device) else value
+
+
 def _is_there(tensor: Tensor, device: Any = None, dtype: Any = None, **_: Any) -> bool:
     """Whether a copy to a GPU would change nothing: to torch's C++ code a ghost is elsewhere."""
     return isinstance(tensor, Ghost) and _is_gpu(device) and dtype in (None, tensor.dtype)
@@ -107,42 +120,46 @@ def _is_there(tensor: Tensor, device: Any = None, dtype: Any = None, **_: Any) -
 def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operation: on the meta device if it reads or makes ghosts, otherwise as it is."""
     name = function._overloadpacket.__name__
-    if name in _ON_HOST:
-        return _ON_HOST[name](args[0])
     kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
-    if not tree_any(lambda value: isinstance(value, Ghost) or _is_gpu(value), (args, kwargs)):
+    if name in _ON_HOST and not isinstance(args[0], Ghost):
+        return _ON_HOST[name](args[0])
+    if not _holds_ghost((args, [*kwargs.values()])):
         return function(*args, **kwargs)
+    if name in _OF_GHOSTS:
+        return _OF_GHOSTS[name](args[0])
     if name == "_to_copy" and _is_there(args[0], **kwargs):
         return args[0]
     if name == "copy_" and not isinstance(args[0], Ghost):
         return args[0].fill_(1)
-    to_host = isinstance(kwargs.get("device"), torch.device) and kwargs["device"].type == "cpu"
+    to_host = "device" in kwargs and not _is_gpu(kwargs["device"])
     owners: dict[int, Ghost] = {}
 
-    def shape_of(tensor: Tensor) -> Tensor:
-        if not isinstance(tensor, Ghost):
-            return tensor.to("meta")
-        owners[id(tensor.shape_of)] = tensor
-        return tensor.shape_of
+    def shape_of(value: Any) -> Any:
+        if isinstance(value, Ghost):
+            owners[id(value.shape_of)] = value
+            return value.shape_of
+        return value.to("meta") if isinstance(value, Tensor) else torch.device("meta")
 
-    args, kwargs = tree_map_only(Tensor, shape_of, (args, kwargs))
-    args, kwargs = tree_map_only(torch.device, lambda device: torch.device("meta"), (args, kwargs))
-    result = function(*args, **kwargs)
-    if to_host:
-        return tree_map_only(Tensor, lambda tensor: torch.empty_like(tensor, device="cpu").fill_(1), result)
-    return tree_map_only(Tensor, lambda tensor: owners[id(tensor)] if id(tensor) in owners else Ghost(tensor), result)
+    def stand_for(shape: Tensor) -> Tensor:
+        if to_host:
+            return torch.empty_like(shape, device="cpu").fill_(1)
+        return owners[id(shape)] if id(shape) in owners else Ghost(shape)
 
-
-def _only_value(tensor: Tensor) -> bool | int | float:
-    if not isinstance(tensor, Ghost):
-        return torch.ops.aten._local_scalar_dense(tensor)
-    return True if tensor.dtype == torch.bool else 1.0 if tensor.dtype.is_floating_point else 1
+    named = {key: _each(shape_of, value) for key, value in kwargs.items()}
+    return _each(stand_for, function(*_each(shape_of, args), **named))
 
 
-# What needs memory: the only value of a tensor, and pinned memory of the host.
-_ON_HOST = {
-    "_local_scalar_dense": _only_value,
+def _only_value(ghost: Ghost) -> bool | int | float:
+    return True if ghost.dtype == torch.bool else 1.0 if ghost.dtype.is_floating_point else 1
+
+
+# Pinned memory needs CUDA.
+_ON_HOST: dict[str, Callable[[Tensor], Any]] = {
     "is_pinned": lambda tensor: True,
     "pin_memory": lambda tensor: tensor,
     "_pin_memory": lambda tensor: tensor,
+}
+_OF_GHOSTS: dict[str, Callable[[Ghost], Any]] = {
+    "_local_scalar_dense": _only_value,
+    "isfinite": lambda ghost: torch.ones_like(ghost, dtype=torch.bool),  # on meta, torch would import its compiler
 }
