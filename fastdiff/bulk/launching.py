@@ -28,6 +28,7 @@ from fastdiff.bulk.progress import Reader
 from fastdiff.bulk.stopping import Stop, end_signals
 from fastdiff.checkpoints.model_hash import begin_files_hash
 from fastdiff.errors import InputError
+from fastdiff.execution.cores import num_cores
 from fastdiff.requests.defaults import SEED
 from fastdiff.runs.notices import find_device_notices
 
@@ -201,12 +202,6 @@ def _usual_workers(asked: str) -> int:
     if device.type == "cpu":
         return num_cores()
     return torch.cuda.device_count() if device.index is None else 1
-
-
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """The command line, one module per command: `fastdiff sample`, `bulk`, `status`, `info`, `models`, `verify`,
-`bench`, `ui`, `doctor`, `tune`.
+`bench`, `ui`, `doctor`, `tune`, `warm`.
 
 These modules only parse and print. They import torch only where they need it, so help and errors appear at once.
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from fastdiff import __version__
-from fastdiff.cli import bench, bulk, doctor, info, models, sample, status, streams, tune, ui, verify
+from fastdiff.cli import bench, bulk, doctor, info, models, sample, status, streams, tune, ui, verify, warm
 from fastdiff.cli.arguments import Parser
 from fastdiff.cli.interruption import CTRL_C, EXIT_CODE
 from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
@@ -28,6 +28,7 @@ _COMMANDS = {
     "ui": (ui, "serve a web page for drawing pictures"),
     "doctor": (doctor, "check this machine: hardware, software, and which kernels run"),
     "tune": (tune, "find the fastest kernel tiles for this GPU and save them"),
+    "warm": (warm, "compile a model's kernels beforehand, also without a GPU"),
 }
 
 NO_MEMORY = "out of memory; use a smaller --batch-size, or close other programs"  # Python's MemoryError has no message

@@ -31,16 +31,20 @@ DENOISERS: dict[str, type[Denoiser]] = {part.class_name: model_class(part, Denoi
 
 def load_models(card: ModelCard, load: Load) -> dict[str, Model]:
     """Load the models of a pipeline's folder. Return them by part name. Raises as `Model.from_folder`."""
+    return {
+        part.name: model_class(part, Model).from_folder(
+            folder, load if part.in_8_bits else replace(load, precision="full")
+        )
+        for part, folder in model_folders(card).items()
+    }
+
+
+def model_folders(card: ModelCard) -> dict[ModelPart, Path]:
+    """Return the folder of each model of a pipeline."""
     companions = [
         part.of_class(card.classes[part.name])
         for part in card.pipeline.companions
         if isinstance(part, ModelPart) and part.name in card.classes
     ]
     folders: dict[ModelPart, Path] = {card.denoiser: hub.component_folder(card.folder, card.denoiser.name)}
-    folders |= {part: card.folder / part.name for part in companions}
-    return {
-        part.name: model_class(part, Model).from_folder(
-            folder, load if part.in_8_bits else replace(load, precision="full")
-        )
-        for part, folder in folders.items()
-    }
+    return folders | {part: card.folder / part.name for part in companions}

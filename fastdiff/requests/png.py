@@ -1,10 +1,9 @@
 """The settings in a PNG: written as two iTXt chunks, and read by a bounded reader that does not trust the file.
 
 The chunk `parameters` has the text format of AUTOMATIC1111, which other tools read. The chunk `fastdiff` is canonical
-JSON and holds everything. Only the encoding of a picture imports PIL, so reading and errors are immediate.
+JSON and holds everything. Only the encoding of a picture imports numpy, so reading and errors are immediate.
 """
 
-import io
 import json
 import os
 import re
@@ -26,16 +25,17 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
 
 
-def encode(image, record: dict[str, Any]) -> bytes:
+def encode(image, record: dict[str, Any] | None = None) -> bytes:
     """Return the PIL picture as PNG bytes, with `record` (JSON values) in both chunks before the pixels."""
-    from PIL.PngImagePlugin import PngInfo
+    from fastdiff.requests.png_pixels import chunk, encode_pixels
 
-    chunks = PngInfo()
-    chunks.add_itxt("parameters", parameters_text(record))
-    chunks.add_itxt("fastdiff", canonical_json({"schema": SCHEMA, **record}))
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG", pnginfo=chunks)
-    return buffer.getvalue()
+    texts = {}
+    if record is not None:
+        texts["parameters"] = parameters_text(record)
+        texts["fastdiff"] = canonical_json({"schema": SCHEMA, **record})
+    header, data = encode_pixels(image)
+    stored = [chunk(b"iTXt", f"{name}\0\0\0\0\0{text}".encode()) for name, text in texts.items()]
+    return b"".join([_SIGNATURE, header, *stored, *data, chunk(b"IEND", b"")])
 
 
 def canonical_json(record: dict[str, Any]) -> str:

@@ -16,8 +16,7 @@ WAITING = 256 * 2**20  # bytes of pictures that may be queued
 class Writer:
     """Threads that write pictures, first come, first served. Leaving the block waits for all writes.
 
-    Only a single thread keeps the order. More threads hardly encode faster, as PIL runs one at a time, but they sync
-    several files at once.
+    Only a single thread keeps the order. More threads encode small pictures side by side, and sync several at once.
     """
 
     def __init__(self, threads: int = 1) -> None:

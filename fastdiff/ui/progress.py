@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from PIL.Image import Image
 
+from fastdiff.requests import png
 from fastdiff.runs.drawing import Progress
 from fastdiff.ui.drawing import Drawn
 from fastdiff.ui.parts.look import SMALL
@@ -72,6 +73,11 @@ def _frame(text: str, image: Image, is_whole: bool) -> str:
 
 def _data_url(image: Image, is_small: bool) -> str:
     """Return an image as a URL: PNG if it is small, else JPEG, which takes less time."""
-    buffer, kind = io.BytesIO(), "png" if is_small else "jpeg"
-    (image if is_small else image.convert("RGB")).save(buffer, format=kind)
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    kind, content = ("png", png.encode(image)) if is_small else ("jpeg", _jpeg(image))
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _jpeg(image: Image) -> bytes:
+    buffer = io.BytesIO()
+    image.convert("RGB").save(buffer, format="jpeg")
+    return buffer.getvalue()

@@ -37,7 +37,7 @@ _once = Lock()
 
 
 @contextmanager
-def only_compiling() -> Iterator[None]:
+def only_compiling() -> Iterator["_Compiler"]:
     """Compile kernels in parallel instead of launching them inside the block, which ends when all are ready.
 
     Compiling a function's kernels takes seconds this way instead of ten. Results computed inside the block are
@@ -49,7 +49,7 @@ def only_compiling() -> Iterator[None]:
     with _compiling, triton.AsyncCompileMode(compiler, ignore_errors=True), closing(compiler):
         token = only_compiles.set(True)
         try:
-            yield
+            yield compiler
             compiler.finish()
         finally:
             only_compiles.reset(token)
@@ -256,6 +256,11 @@ class _Compiler:
         for job in self.jobs:
             job.answered.wait(max(0.0, deadline - time.monotonic()))
             job.run()
+
+    def failures(self) -> list[BaseException]:
+        """Return the errors of the kernels that did not compile, once all have been tried."""
+        errors = (job.future.exception() for job in self.jobs)
+        return [error for error in errors if error is not None]
 
     def close(self) -> None:
         """End the workers, and cancel the jobs that are not done."""

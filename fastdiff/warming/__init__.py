@@ -1,0 +1,1 @@
+"""Compile beforehand what drawing launches: `fastdiff warm`."""
