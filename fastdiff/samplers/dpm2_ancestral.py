@@ -41,7 +41,7 @@ class KDPM2AncestralDiscreteScheduler(TwoCallScheduler):
         # in float32 and in this order, as in diffusers, because the difference cancels
         up = (end**2 * (start**2 - end**2) / start**2) ** 0.5
         down = (end**2 - up**2) ** 0.5
-        down = torch.where(down.isnan(), end**2 / start, down)  # the same, where float32 leaves nothing of it
+        down = torch.where(down > 0, down, end**2 / start)  # the same, where float32 leaves nothing of it
         return DPM2Sigmas(start, log_middle(start, down), down, up)
 
     def _draws(self, index: int) -> bool:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastdiff.kernels.denoise import COLUMNS, EARLIER, denoise_step
 from fastdiff.sampler_names import SCHEDULERS
@@ -60,3 +61,32 @@ def test_the_class_steps_by_the_rows_of_the_schedule(name):
         kept = kept or [None]
         x = x.permute(0, 3, 1, 2)
         assert torch.equal(theirs, x), f"step {i + 1}"
+
+
+class Operations(TorchDispatchMode):
+    """Note the operations that torch runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_step_runs_the_same_operations_and_does_not_wait_for_the_device(name):
+    """A captured step serves every step of a run, so a sampler adds no launch and reads nothing on the host."""
+    schedule = scheduler_from_config({}, name).schedule(STEPS)
+    x = channels_last(torch.randn(PICTURES, generator=generator()))
+    seeds = torch.arange(len(x)) if any(schedule.draws_noise) else None
+    earlier = None if schedule.keeps_output is None else (torch.zeros_like(x),) * EARLIER
+    runs = []
+    for i in range(len(schedule)):
+        step = torch.tensor([i], dtype=torch.int32)
+        with Operations() as operations:
+            denoise_step(x, x, schedule.rows, schedule.options, noise=seeds, step=step, earlier=earlier)
+        runs.append(operations.names)
+    assert all(names == runs[0] for names in runs)
+    assert "aten._local_scalar_dense.default" not in runs[0]
