@@ -8,7 +8,7 @@ A state dict has diffusers' names until `fuse`. Parameters of our models differ 
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -37,16 +37,18 @@ class Conversion(NamedTuple):
 
 
 def load_state_dict(
-    folder: str | Path, variant: str | None = None, library: Library = "diffusers"
+    folder: str | Path,
+    variant: str | None = None,
+    library: Library = "diffusers",
+    extensions: Sequence[str] = weight_files.EXTENSIONS,
 ) -> dict[str, Tensor]:
     """Return the tensors of a component folder, on the CPU, by the names of its `library`.
 
-    safetensors are preferred over .bin. As in diffusers, an index of shards is preferred over a single file, and a
-    `variant` ("fp16") is part of the file's name. Raises InputError for weights that are missing, damaged, or cannot
-    be read without running code.
+    The files are those of `weight_files.find`. Raises InputError for weights that are missing, damaged, or cannot be
+    read without running code.
     """
     state: dict[str, Tensor] = {}
-    for path, index, keys in weight_files.find(folder, variant, library):
+    for path, index, keys in weight_files.find(folder, variant, library, extensions):
         tensors = _read_tensors(path)
         if keys is not None and tensors.keys() != keys:
             raise InputError(

@@ -125,11 +125,11 @@ class Model(nn.Module):
                 f"{path} describes a {config['_class_name']}, but {cls.part.class_name} is wanted; give another folder"
             )
         options = cls.part.config.from_mapping(config, path)
-        weight_files.check_fit(options, folder, load.variant, path)
+        weight_files.check_fit(options, folder, load.variant, path, load.extensions)
         _prepare_kernels(load.home)
         with on_meta():
             model = cls.from_config(options, source=str(path))
-        state = weights.load_state_dict(folder, load.variant, options.LIBRARY)
+        state = weights.load_state_dict(folder, load.variant, options.LIBRARY, load.extensions)
         state = weight_files.without_prefix(state, options.KEY_PREFIX)
         in_8_bits = formats(model, load.precision)
         weights.load_weights(model, state, source=str(folder), dtype=load.dtype, device=load.home, in_8_bits=in_8_bits)
