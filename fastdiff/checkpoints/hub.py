@@ -226,9 +226,7 @@ def needed_folders(root: Path, without: Collection[str] = ()) -> Needed:
     classes = read_model_index(root, without)
     pipeline = PIPELINES[classes["pipeline"]]
     parts = [part for part in pipeline.companions if part.name in classes]
-    denoiser = {
-        component_folder(root, part.name): part.library for part in [pipeline.denoiser] if part.name in classes
-    }
+    denoiser = {component_folder(root, part.name): part.library for part in [pipeline.denoiser] if part.name in classes}
     companions = {root / part.name: part.library for part in parts if isinstance(part, ModelPart)}
     return Needed(denoiser | companions, [root / part.name for part in parts if isinstance(part, TokenizerPart)])
 

@@ -115,15 +115,15 @@ def chosen_device(device: Any, device_map: Any) -> Any:
     return "auto" if device_map in ("balanced", "auto") else device_map
 
 
-def check_foreign(options: Mapping[str, Any]) -> None:
+def check_foreign(options: Mapping[str, Any], refused: Mapping[str, str] = REFUSED) -> None:
     """Raise InputError for an option of diffusers' `from_pretrained` that cannot be honoured, and for an unknown one.
 
-    Options that are None or False ask for nothing.
+    refused: the names that are refused, and why. None and False ask for nothing.
     """
     for name, value in options.items():
         if name in ACCEPTED:
             checked(name, value, bool | None)
-        elif name not in REFUSED:
+        elif name not in refused:
             raise InputError(f"{name}: from_pretrained has no such argument; leave it out")
         elif value is not None and value is not False:
-            raise InputError(f"{name}: {REFUSED[name]}")
+            raise InputError(f"{name}: {refused[name]}")

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +37,7 @@ class ModelCard:
     scale: int = 1  # pixels of a picture per pixel of the denoiser's, along each side
     unused: tuple[str, ...] = ()  # parts of the folder that fastdiff does not run
     text_layers: tuple[int, ...] = ()  # the number of layers of each text encoder
+    options: Mapping[str, Any] = field(default_factory=dict)  # keys of model_index.json that are not parts
     zeros_for_no_prompt: bool = False  # SDXL: without a negative prompt, its embeddings are zeros
 
     @classmethod
@@ -70,6 +71,7 @@ class ModelCard:
             scale=1 if vae is None else vae.scale,
             unused=registry.unused_parts(index),
             text_layers=tuple(each.num_hidden_layers for each in configs.values() if isinstance(each, CLIPTextConfig)),
+            options={name: index[name] for name in pipeline.options if name in index},
             zeros_for_no_prompt=_zeros_for_no_prompt(folder, pipeline, index),
         )
 

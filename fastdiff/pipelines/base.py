@@ -5,14 +5,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.loading import Load
+from fastdiff.checkpoints.loading import Load, chosen_device, chosen_dtype
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.diffusion.conditions import Conditions, choose_conditions
 from fastdiff.diffusion.decoding import join
@@ -24,9 +24,11 @@ from fastdiff.execution.devices import dtype_name, naming_lost_device
 from fastdiff.execution.memory import Portions, or_explain, remedies
 from fastdiff.execution.pace import Pace
 from fastdiff.kinds import NotNegative, Precision
-from fastdiff.models.classes import load_models
 from fastdiff.pipelines.drawing import Drawing, DrawingOptions
-from fastdiff.pipelines.parts import Parts
+from fastdiff.pipelines.giving import NOTHING, Given, load_parts, read_scheduler
+from fastdiff.pipelines.saving import Saving
+from fastdiff.pipelines.signatures import CALLS, by_name
+from fastdiff.pipelines.surface import Surface
 from fastdiff.requests.defaults import LIBRARY, PRECISION, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.requests.request import Request
 from fastdiff.samplers.shared.from_config import folder_scheduler
@@ -50,7 +52,14 @@ def scheduler_of(card: ModelCard, name: str | None) -> Scheduler:
     return folder_scheduler(config, name, card.scheduler, card.pipeline.scheduler_options)
 
 
-class Pipeline(Parts, ABC):
+class LastRun(NamedTuple):
+    """The facts of the last call of a pipeline, which diffusers' pipelines show as attributes."""
+
+    guidance_scale: float
+    num_timesteps: int  # calls of the model
+
+
+class Pipeline(Saving, Surface, ABC):
     """The base class of all pipelines, which run model folders that diffusers saved.
 
     `Pipeline.from_pretrained` returns an instance of the subclass that matches the folder: a `LabelPipeline`, a
@@ -63,6 +72,8 @@ class Pipeline(Parts, ABC):
     `checkpoints.registry.PIPELINES`.
     """
 
+    _last: LastRun | None = None
+
     kinds: ClassVar[dict[str, type["Pipeline"]]] = {}  # name -> subclass; filled when the subclass's module is imported
 
     def __init_subclass__(cls) -> None:
@@ -71,72 +82,119 @@ class Pipeline(Parts, ABC):
     @classmethod
     def from_pretrained(
         cls: type[AnyPipeline],
-        name_or_path: str | Path,
+        pretrained_model_name_or_path: str | Path,
         *,
-        device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto",
-        scheduler: str | None = None,
+        device: str | torch.device | None = "auto",
+        dtype: str | torch.dtype | Mapping[str, Any] | None = "auto",
+        torch_dtype: str | torch.dtype | Mapping[str, Any] | None = None,
+        device_map: str | torch.device | None = None,
+        scheduler: Any = None,
         variant: str | None = None,
+        use_safetensors: bool | None = None,
         offload: bool = False,
         precision: Precision = PRECISION,
-        **hub_options: Any,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        **options: Any,
     ) -> AnyPipeline:
         """Load a pipeline. The class of the returned pipeline depends on the folder.
 
         Args:
-            name_or_path: the name of a bundled model, a pipeline folder that diffusers saved, or a Hugging Face Hub id.
+            pretrained_model_name_or_path: the name of a bundled model, a pipeline folder that diffusers saved, or a
+                Hugging Face Hub id.
             device: `"auto"` uses a GPU if there is one, else the CPU.
-            dtype: `"auto"` is float32 on the CPU and bfloat16 on a GPU.
-            scheduler: a name such as `"ddim"`, `"ddpm"`, `"euler"` or `"euler-a"`. The scheduler is made from the
-                folder's scheduler config. The error for an unknown name lists all names. Default: the scheduler that
-                the folder names.
+            dtype: `"auto"` is float32 on the CPU and bfloat16 on a GPU. As in diffusers, a mapping of part names to
+                dtypes is for each part; its key `"default"` is for the others, which otherwise are float32.
+            torch_dtype: an older name of `dtype`.
+            device_map: another name of `device`: a device for all parts. `"balanced"` and `"auto"` mean `"auto"`.
+            scheduler: a name such as `"ddim"`, `"ddpm"`, `"euler"` or `"euler-a"`, or a scheduler of fastdiff or of
+                diffusers. With a name, the scheduler is made from the folder's scheduler config. The error for an
+                unknown name lists all names. Default: the scheduler that the folder names.
             variant: the variant of the weight files, such as `"fp16"`.
+            use_safetensors: True reads safetensors alone, False .bin alone. By default safetensors are preferred.
             offload: keep each part in host memory, and move it to the GPU only while it runs. The pictures are the
                 same; a run needs less GPU memory and more time.
             precision: `"int8"` stores the weights of the denoiser and of the text encoders in 8 bits. They need half
                 the memory of 16-bit weights and cause an error, which `fastdiff verify MODEL --precision int8`
                 measures. `"fp8"` also multiplies in 8 bits, and needs a GPU of sm_89 or later.
-            hub_options: `revision`, `token` and `local_files_only`.
+            revision: a branch, a tag or a commit of the hub.
+            token: of the hub.
+            local_files_only: use only files in the hub's cache.
+            cache_dir: a folder to use instead of the hub's cache.
+            force_download: download files again that are in the cache.
+            options: parts that replace the folder's: `unet`, `transformer`, `vae`, `value_function`, `text_encoder`,
+                `text_encoder_2`, `tokenizer`, `tokenizer_2`. A part is an object of fastdiff, or a live one of
+                diffusers or transformers, which is copied. It keeps its dtype and moves to the device. The folder's
+                part is then neither downloaded nor read. `text_encoder=None` loads a pipeline without it; calls then
+                need `prompt_embeds`. SDXL takes `force_zeros_for_empty_prompt`. Other options of diffusers that change
+                nothing here are accepted, such as `low_cpu_mem_usage` and `safety_checker=None`.
 
         Raises:
-            InputError: the model cannot be loaded, or the folder needs another class than this one.
+            InputError: the model cannot be loaded, the folder needs another class than this one, or an option cannot
+                be honoured.
             NonFiniteError: the weights contain NaN.
             OutOfMemoryError: the weights do not fit. It is a MemoryError and a torch.OutOfMemoryError.
             DeviceLostError: the GPU fails.
         """
-        load = Load.of(  # checks the arguments before anything is downloaded
-            device=device, dtype=dtype, variant=variant, precision=precision, offload=offload, scheduler=scheduler
+        scheduler_name, part = read_scheduler(scheduler)  # all arguments are checked before anything is downloaded
+        load = Load.of(
+            device=chosen_device(device, device_map),
+            dtype=chosen_dtype(dtype, torch_dtype),
+            variant=variant,
+            precision=precision,
+            offload=offload,
+            scheduler=scheduler_name,
+            use_safetensors=use_safetensors,
         )
-        folder = hub.resolve(name_or_path, variant=variant, **hub_options)
+        given = Given.read(options | part)
+        folder = hub.resolve(
+            pretrained_model_name_or_path,
+            revision=revision,
+            token=token,
+            variant=variant,
+            local_files_only=local_files_only,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            use_safetensors=use_safetensors,
+            without=given.parts,
+        )
         if not (folder / "model_index.json").is_file():
             raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
-        card = ModelCard.read(str(name_or_path), folder)
-        pipe = cls.from_card(card, load)
+        card = given.read_card(str(pretrained_model_name_or_path), folder)
+        pipe = cls.from_card(card, load, given)
         if card.notice:
             _log.warning(card.notice)
         return pipe
 
     @classmethod
-    def from_card(cls: type[AnyPipeline], card: ModelCard, load: Load) -> AnyPipeline:
-        """Load the pipeline of a `ModelCard`: a folder whose configs are already read. Raises as `from_pretrained`."""
+    def from_card(cls: type[AnyPipeline], card: ModelCard, load: Load, given: Given = NOTHING) -> AnyPipeline:
+        """Load the pipeline of a `ModelCard`: a folder whose configs are already read. Raises as `from_pretrained`.
+
+        given: the parts that replace the folder's.
+        """
         kind = Pipeline.kinds[card.drawn_by]
         if not issubclass(kind, cls):
             raise InputError(f"{card.name}: it needs a {kind.__name__}; load it with Pipeline.from_pretrained")
         with naming_lost_device():
-            models = or_explain(
-                partial(load_models, card, load),
+            parts = or_explain(
+                partial(load_parts, card, load, given),
                 f"{load.home}: out of memory for the weights of {card.name} in {dtype_name(load.dtype)}; "
                 + remedies("end what else runs there", load.dtype),
             )
-        pipe = kind._of_card(card, models, scheduler_of(card, load.scheduler))
+        scheduler = given.scheduler(card.pipeline.scheduler_options) or scheduler_of(card, load.scheduler)
+        pipe = kind._of_card(card, parts, scheduler)
+        pipe._card = card
         return pipe.offloaded_from(load.device) if load.offload else pipe
 
     @classmethod
     @abstractmethod
     def _of_card(
-        cls: type[AnyPipeline], card: ModelCard, models: Mapping[str, Any], scheduler: Scheduler
+        cls: type[AnyPipeline], card: ModelCard, parts: Mapping[str, Any], scheduler: Scheduler
     ) -> AnyPipeline:
-        """Return the pipeline of a folder. `models`: part name (unet, vae, text_encoder ...) -> model."""
+        """Return the pipeline of a folder. `parts`: part name (unet, vae, tokenizer ...) -> model or tokenizer."""
 
     @abstractmethod
     def stream(self, **options: Any) -> Iterator[Step]:
@@ -151,6 +209,10 @@ class Pipeline(Parts, ABC):
         Args:
             num_inference_steps: default: the model's own number; else 50, or all training steps for DDPM. A few
                 samplers call the model more often.
+            timesteps: the timesteps of the run, descending, instead of `num_inference_steps`, for samplers that
+                support it.
+            sigmas: the noise levels of the run, descending, instead of `num_inference_steps`, for samplers that support
+                it.
             guidance_scale: 1 is unguided. Default: the model's own, else that of diffusers' pipeline, else 1.
             eta: of DDIM. Default: the model's own, else 0.
             use_clipped_model_output: of DDIM. Default: the model's own, else False.
@@ -173,22 +235,29 @@ class Pipeline(Parts, ABC):
             DeviceLostError: the GPU fails.
         """
 
-    def __call__(self, *, return_dict: bool = True, **options: Any) -> Any:
-        """Draw pictures and return the output. Takes the arguments of `stream`.
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Draw pictures and return the output. Takes the arguments of `stream`, and `return_dict`.
+
+        Arguments by position have the order of diffusers' pipeline: `pipe(prompt, height, width)` for Stable Diffusion,
+        `pipe(batch_size)` for DDPM and DDIM, `pipe(class_labels, guidance_scale)` for DiT; see `signatures.CALLS`.
 
         If memory runs out, fewer pictures are computed at a time, and a warning is logged.
 
         Args:
-            return_dict: True returns a named tuple (`PipelineOutput`, or `TrajectoryOutput` for trajectories). False
-                returns a plain tuple.
+            return_dict: True, the default, returns a named tuple (`PipelineOutput`, or `TrajectoryOutput` for
+                trajectories). False returns a plain tuple.
         """
-        checked("return_dict", return_dict, bool)
-        warned = False
-        for step in self.stream(**options):
-            output = step.trajectories or PipelineOutput(step.images)
-            if step.notice and not warned:
-                _log.warning(step.notice)
-                warned = True
+        options = by_name(CALLS.get(self.diffusers_class, ()), args, options, type(self).__name__)
+        return_dict = checked("return_dict", options.pop("return_dict", True), bool)
+        steps, warned = self.stream(**options), False
+        with self.progress_bar(total=0) as bar:
+            for step in steps:
+                bar.total = step.num_steps
+                bar.update()
+                output = step.trajectories or PipelineOutput(step.images)
+                if step.notice and not warned:
+                    _log.warning(step.notice)
+                    warned = True
         return output if return_dict else tuple(output)
 
     def _begin(self, options: DrawingOptions, subjects: Subjects, **counts: int | None) -> Drawing:
@@ -202,7 +271,8 @@ class Pipeline(Parts, ABC):
         check_latents(options.latents, self.denoiser.config)
         chosen, seeds = list_pictures(subjects, options.seed, options.counts | counts)
         sampling = self._complete(options)
-        schedule = self._schedule(sampling)
+        schedule = self._schedule(sampling, options.timesteps, options.sigmas)
+        self._last = LastRun(sampling.guidance_scale, len(schedule))
         shape = self._shape(options)
         noise = Noise(seeds, shape, options.generator, self.device, self.dtype)
         halves = options.generator is None
@@ -276,11 +346,15 @@ class Pipeline(Parts, ABC):
 
         return end
 
-    def _schedule(self, sampling: Sampling) -> Schedule:
+    def _schedule(self, sampling: Sampling, timesteps: Any = None, sigmas: Any = None) -> Schedule:
+        """Return the schedule of a run. `timesteps` or `sigmas` replace the number of steps, as in diffusers."""
+        asked = {"timesteps": timesteps, "sigmas": sigmas}
+        custom = {name: value for name, value in asked.items() if value is not None}
         schedule = self.scheduler.schedule(
-            sampling.num_inference_steps,
+            None if custom else sampling.num_inference_steps,
             eta=sampling.eta,
             use_clipped_model_output=sampling.use_clipped_model_output,
+            **custom,
         )
         channels = self.denoiser.config.sample_channels, self.denoiser.config.out_channels
         halves = (1, 2) if schedule.options.variance == "fixed" else (2,)

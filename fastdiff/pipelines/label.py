@@ -16,11 +16,12 @@ from fastdiff.errors import InputError
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.pipelines.base import Pipeline
-from fastdiff.pipelines.drawing import DrawingOptions, refuse
+from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of
 from fastdiff.requests.defaults import LIBRARY
+from fastdiff.samplers.ddim import DDIMScheduler
 from fastdiff.samplers.shared.scheduler import Scheduler
 
-NOT_HERE = {  # arguments of other pipelines, and why they are refused
+REFUSED = {  # arguments of other pipelines, and why they are refused
     "prompt": "this model has no text encoder; leave it out, or give a Stable Diffusion model",
     "horizon": "this model draws pictures; leave it out",
     "conditions": "this model draws pictures; leave it out",
@@ -63,8 +64,13 @@ class LabelPipeline(Pipeline):
             )
 
     @classmethod
-    def _of_card(cls, card: ModelCard, models: Mapping[str, Any], scheduler: Scheduler) -> "LabelPipeline":
-        return cls(models[card.denoiser.name], scheduler, card.info, card.name, models.get("vae"))
+    def _of_card(cls, card: ModelCard, parts: Mapping[str, Any], scheduler: Scheduler) -> "LabelPipeline":
+        return cls(parts[card.denoiser.name], scheduler, card.info, card.name, parts.get("vae"))
+
+    def _usual_class(self) -> str:
+        if self.denoiser.part.name == "transformer":
+            return "DiTPipeline"
+        return "DDIMPipeline" if isinstance(self.scheduler, DDIMScheduler) else "DDPMPipeline"
 
     def stream(
         self,
@@ -90,8 +96,8 @@ class LabelPipeline(Pipeline):
 
         Raises as `Pipeline.stream`.
         """
-        refuse(options, NOT_HERE)
+        asked = accepted(options, names_of(DrawingOptions) - {"horizon"}, REFUSED, "pipelines of labels")
         subjects = Subjects("class_labels", read_labels(class_labels), "num_images", num_images)
         rows = len(subjects.each) if isinstance(class_labels, Tensor) else None
-        drawing = self._begin(DrawingOptions(**options), subjects, class_labels=rows)
+        drawing = self._begin(DrawingOptions(**asked), subjects, class_labels=rows)
         return self._run(drawing, drawing.denoise(self.denoiser, self._conditions(drawing)))

@@ -4,8 +4,7 @@ Prompts -> text encoders -> conditions; seeds -> noise; the denoising loop -> VA
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from fastdiff.models.model import Model
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.pipelines.base import Pipeline
 from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback
-from fastdiff.pipelines.drawing import DrawingOptions
+from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
 from fastdiff.pipelines.encoding import TextEncoders
 from fastdiff.pipelines.guiding import make_conditions
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
@@ -34,21 +33,19 @@ from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
 
-AnyOptions = TypeVar("AnyOptions", DrawingOptions, PromptOptions, SizeOptions)
-
 LATENT = "latent"  # an output type: the U-Net's result, not decoded
-NOT_HERE = {  # arguments of other pipelines and of diffusers, and why they are refused
-    "class_labels": "this model takes prompts",
-    "num_images": "text-to-image pipelines use num_images_per_prompt",
-    "callback": "callback_on_step_end replaces it",
-    "callback_steps": "callback_on_step_end is called after each step",
-    "timesteps": "custom timesteps are not supported",
-    "sigmas": "custom sigmas are not supported",
-    "denoising_end": "it hands over to SDXL's refiner, which is not supported",
-    "ip_adapter_image": "IP-Adapters are not supported",
-    "ip_adapter_image_embeds": "IP-Adapters are not supported",
-    "cross_attention_kwargs": "attention processors are not supported",
+REFUSED = {  # arguments of other pipelines and of diffusers, and why they are refused
+    "class_labels": "this model takes prompts; leave it out",
+    "num_images": "text-to-image pipelines use num_images_per_prompt; give that",
+    "callback": "callback_on_step_end replaces it; give that",
+    "callback_steps": "callback_on_step_end is called after each step; leave it out",
+    "denoising_end": "it hands over to SDXL's refiner, which is not supported; leave it out",
+    "ip_adapter_image": "IP-Adapters are not supported; leave it out",
+    "ip_adapter_image_embeds": "IP-Adapters are not supported; leave it out",
+    "cross_attention_kwargs": "attention processors are not supported; leave it out",
+    "lora_scale": "LoRA is not supported; leave it out",
 }
+TEXT_PARTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 
 
 class TextToImagePipeline(Pipeline):
@@ -59,6 +56,7 @@ class TextToImagePipeline(Pipeline):
     """
 
     reads_text: ClassVar[bool] = True
+    optional_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     denoiser: UNet2DConditionModel
 
     def __init__(
@@ -100,35 +98,53 @@ class TextToImagePipeline(Pipeline):
             if (model is None) != (words is None):
                 raise InputError(f"{name_of_model}: it needs its tokenizer, and the tokenizer needs it; give both")
         there = [(model, words) for model, words in encoders if model is not None and words is not None]
+        if unet.config.addition_embed_type == "text_time" and len(there) == 1:
+            (encoder, _), *_ = there
+            is_half = isinstance(encoder, CLIPTextModel) and encoder.config.hidden_size < unet.config.text_width
+            there = [] if is_half else there  # one of SDXL's encoders alone cannot encode a prompt
+        self._text_parts = dict(zip(TEXT_PARTS, (text_encoder, text_encoder_2, tokenizer, tokenizer_2), strict=True))
         self.encoders = TextEncoders([model for model, _ in there], [words for _, words in there], unet.config)
         zeros = checked("force_zeros_for_empty_prompt", force_zeros_for_empty_prompt, bool)
         self.zeros_for_no_prompt = zeros and self.encoders.of_sdxl
         super().__init__(unet, scheduler, info, name, vae)
 
     @classmethod
-    def _of_card(cls, card: ModelCard, models: Mapping[str, Any], scheduler: Scheduler) -> "TextToImagePipeline":
-        unet = models[card.denoiser.name]
+    def _of_card(cls, card: ModelCard, parts: Mapping[str, Any], scheduler: Scheduler) -> "TextToImagePipeline":
+        unet = parts[card.denoiser.name]
         unet.config = card.config  # the card has corrected its sample_size
-        tokenizers = {part.name: CLIPTokenizer(card.folder / part.name) for part in card.tokenizers}
+        texts = {name: parts.get(name) for name in TEXT_PARTS}
+        zeros = card.zeros_for_no_prompt
         return cls(
             unet,
             scheduler,
-            models["vae"],
-            text_encoder=models.get("text_encoder"),
-            text_encoder_2=models.get("text_encoder_2"),
-            **tokenizers,
-            force_zeros_for_empty_prompt=card.zeros_for_no_prompt,
+            parts["vae"],
+            **texts,
+            force_zeros_for_empty_prompt=zeros,
             info=card.info,
             name=card.name,
         )
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (*super().models, *self.encoders.models)
+        encoders = (self._text_parts[name] for name in ("text_encoder", "text_encoder_2"))
+        return (*super().models, *(encoder for encoder in encoders if encoder is not None))
 
-    def __call__(self, prompt: Texts = None, *, return_dict: bool = True, **options: Any) -> Any:
-        """Draw pictures and return the output. Takes the arguments of `stream`; see `Pipeline.__call__`."""
-        return super().__call__(prompt=prompt, return_dict=return_dict, **options)
+    @property
+    def components(self) -> dict[str, Any]:
+        of_sdxl = self.encoders.of_sdxl
+        texts = {name: part for name, part in self._text_parts.items() if of_sdxl or not name.endswith("_2")}
+        return texts | super().components
+
+    def _arguments(self, parts: dict[str, Any]) -> dict[str, Any]:
+        arguments = super()._arguments(parts) | {name: parts.get(name) for name in TEXT_PARTS}
+        zeros = {"force_zeros_for_empty_prompt": self.zeros_for_no_prompt}
+        return {"unet": arguments.pop("denoiser")} | arguments | zeros
+
+    def _own_options(self) -> dict[str, Any]:
+        return {"force_zeros_for_empty_prompt": self.zeros_for_no_prompt} if self.encoders.of_sdxl else {}
+
+    def _usual_class(self) -> str:
+        return "StableDiffusionXLPipeline" if self.encoders.of_sdxl else "StableDiffusionPipeline"
 
     def stream(
         self,
@@ -192,18 +208,14 @@ class TextToImagePipeline(Pipeline):
 
     def _read(self, options: Mapping[str, Any]) -> tuple[DrawingOptions, Prompts, SizeOptions]:
         """Return the arguments of a call, sorted by purpose. Raises InputError for one that the model does not take."""
-        kinds = DrawingOptions, PromptOptions, SizeOptions
-        known = {field.name for kind in kinds for field in fields(kind)} - {"use_clipped_model_output", "horizon"}
-        for name in sorted(options.keys() - known - {name for name in NOT_HERE if options.get(name) is None}):
-            raise InputError(
-                f"{name}: {NOT_HERE.get(name, 'text-to-image pipelines have no such argument')}; leave it out"
-            )
-        sizes = _options_of(SizeOptions, options)
+        known = names_of(DrawingOptions, PromptOptions, SizeOptions) - {"use_clipped_model_output", "horizon"}
+        options = accepted(options, known, REFUSED, "text-to-image pipelines")
+        sizes = options_of(SizeOptions, options)
         if not self.encoders.of_sdxl:
             sizes.check_unused()
-        told, zeros = _options_of(PromptOptions, options), self.zeros_for_no_prompt
+        told, zeros = options_of(PromptOptions, options), self.zeros_for_no_prompt
         prompts = Prompts(told, self.encoders, self.denoiser.config, zeros_for_none=zeros)
-        return _options_of(DrawingOptions, options), prompts, sizes
+        return options_of(DrawingOptions, options), prompts, sizes
 
     def _told_size(self, options: DrawingOptions, shape: tuple[int, int, int]) -> tuple[int, int]:
         """Return the default height and width for SDXL's size conditioning.
@@ -228,12 +240,6 @@ class TextToImagePipeline(Pipeline):
             return x.permute(0, 3, 1, 2)
 
         return end
-
-
-def _options_of(kind: type[AnyOptions], options: Mapping[str, Any]) -> AnyOptions:
-    """Make a `kind` of those `options` that are its fields."""
-    names = {field.name for field in fields(kind)}
-    return kind(**{name: value for name, value in options.items() if name in names})
 
 
 def _check_unet(unet: UNet2DConditionModel, vae: AutoencoderKL) -> None:

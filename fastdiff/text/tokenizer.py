@@ -60,7 +60,9 @@ class CLIPTokenizer:
             self._tokenizer = _built(files)
         except Exception as error:  # the library raises plain Exception, such as for a merge of unknown tokens
             raise InputError(f"{folder}: it is no valid tokenizer ({in_one_line(error)}); save it again") from None
-        self._ids = ids = {token.content: cast(int, self._tokenizer.token_to_id(token.content)) for token in files.added}
+        self._ids = ids = {
+            token.content: cast(int, self._tokenizer.token_to_id(token.content)) for token in files.added
+        }
         for token in files.added:
             there = ids[token.content]
             if token.id not in (None, there):
