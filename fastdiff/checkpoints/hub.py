@@ -47,7 +47,7 @@ def resolve(
     name_or_path: str | Path,
     *,
     revision: str | None = None,
-    token: str | None = None,
+    token: str | bool | None = None,
     variant: str | None = None,
     local_files_only: bool | None = False,
     cache_dir: str | Path | None = None,
@@ -77,7 +77,7 @@ def resolve(
     extensions = extensions_of(use_safetensors)
     _check_permission(name)
     if is_hub_id(name):
-        options = {"token": token, "cache_dir": cache_dir, "force_download": force_download}
+        options: dict[str, Any] = {"token": token, "cache_dir": cache_dir, "force_download": force_download}
         snapshot = partial(_snapshot, name, local_files_only=bool(local_files_only), **options)
         return _download(name, snapshot, revision, variant, extensions, without)
     if revision is not None:

@@ -3,6 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -57,6 +58,8 @@ class LastRun(NamedTuple):
 
     guidance_scale: float
     num_timesteps: int  # calls of the model
+    guidance_rescale: float = 0.0
+    clip_skip: int | None = None
 
 
 class Pipeline(Saving, Surface, ABC):
@@ -249,10 +252,11 @@ class Pipeline(Saving, Surface, ABC):
         """
         options = by_name(CALLS.get(self.diffusers_class, ()), args, options, type(self).__name__)
         return_dict = checked("return_dict", options.pop("return_dict", True), bool)
-        steps, warned = self.stream(**options), False
-        with self.progress_bar(total=0) as bar:
-            for step in steps:
-                bar.total = step.num_steps
+        warned = False
+        with ExitStack() as stack:
+            for step in self.stream(**options):
+                if step.index == 0:
+                    bar = stack.enter_context(self.progress_bar(total=step.num_steps))
                 bar.update()
                 output = step.trajectories or PipelineOutput(step.images)
                 if step.notice and not warned:
@@ -350,8 +354,9 @@ class Pipeline(Saving, Surface, ABC):
         """Return the schedule of a run. `timesteps` or `sigmas` replace the number of steps, as in diffusers."""
         asked = {"timesteps": timesteps, "sigmas": sigmas}
         custom = {name: value for name, value in asked.items() if value is not None}
+        steps: Any = None if custom else sampling.num_inference_steps
         schedule = self.scheduler.schedule(
-            None if custom else sampling.num_inference_steps,
+            steps,
             eta=sampling.eta,
             use_clipped_model_output=sampling.use_clipped_model_output,
             **custom,

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -18,7 +18,10 @@ from fastdiff.requests.defaults import SEED, Sampling
 from fastdiff.samplers.shared.noise import Generators, Noise
 from fastdiff.samplers.shared.schedule import Schedule
 
-AnyOptions = TypeVar("AnyOptions")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+AnyOptions = TypeVar("AnyOptions", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 from fastdiff.arguments import shown
 from fastdiff.checkpoints import loading
-from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.loading import Load
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import SCHEDULER, part_names
 from fastdiff.errors import InputError
 from fastdiff.models.classes import load_models
@@ -17,16 +17,13 @@ from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
 
-REFUSED = (
-    loading.REFUSED
-    | {  # options and parts of diffusers' pipelines that are refused unless they are None or False
-        "safety_checker": "safety checkers are not run; give None",
-        "image_encoder": "IP-Adapters are not supported; give None",
-        "add_watermarker": "pictures get no watermark; leave it out",
-        "id2label": "give the names of the labels as `labels` in the folder's fastdiff.json",
-        "env": "observations are not normalised here; leave it out",
-    }
-)
+REFUSED = loading.REFUSED | {  # options and parts of diffusers' pipelines that are refused, and why
+    "safety_checker": "safety checkers are not run; give None",
+    "image_encoder": "IP-Adapters are not supported; give None",
+    "add_watermarker": "pictures get no watermark; leave it out",
+    "id2label": "give the names of the labels as `labels` in the folder's fastdiff.json",
+    "env": "observations are not normalised here; leave it out",
+}
 TAKEN = ("feature_extractor", "requires_safety_checker")  # only safety checkers use them, which are not run
 ZEROS = "force_zeros_for_empty_prompt"
 

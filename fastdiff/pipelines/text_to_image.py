@@ -15,18 +15,20 @@ from fastdiff.diffusion.decoding import OutputType, check_finite, with_mean_and_
 from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
-from fastdiff.execution.devices import naming_lost_device
-from fastdiff.kinds import Fraction
+from fastdiff.execution.devices import naming_lost_device, resolve_device
+from fastdiff.kinds import Fraction, Pictures
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
 from fastdiff.models.model import Model
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
-from fastdiff.pipelines.base import Pipeline
+from fastdiff.pipelines.base import LastRun, Pipeline
 from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback
 from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
 from fastdiff.pipelines.encoding import TextEncoders
 from fastdiff.pipelines.guiding import make_conditions
+from fastdiff.pipelines.image_processor import ImageProcessor
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
+from fastdiff.pipelines.signatures import ENCODE_PROMPT, by_name
 from fastdiff.pipelines.sizes import SizeOptions
 from fastdiff.requests.defaults import LIBRARY
 from fastdiff.samplers.shared.scheduler import Scheduler
@@ -56,6 +58,9 @@ class TextToImagePipeline(Pipeline):
     """
 
     reads_text: ClassVar[bool] = True
+    interrupt = False  # a run is interrupted by leaving the loop over `stream`
+    cross_attention_kwargs = denoising_end = None  # not supported, so always None
+    safety_checker = feature_extractor = image_encoder = None  # not run
     optional_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     denoiser: UNet2DConditionModel
 
@@ -102,7 +107,9 @@ class TextToImagePipeline(Pipeline):
             (encoder, _), *_ = there
             is_half = isinstance(encoder, CLIPTextModel) and encoder.config.hidden_size < unet.config.text_width
             there = [] if is_half else there  # one of SDXL's encoders alone cannot encode a prompt
-        self._text_parts = dict(zip(TEXT_PARTS, (text_encoder, text_encoder_2, tokenizer, tokenizer_2), strict=True))
+        self._text_parts: dict[str, Any] = dict(
+            zip(TEXT_PARTS, (text_encoder, text_encoder_2, tokenizer, tokenizer_2), strict=True)
+        )
         self.encoders = TextEncoders([model for model, _ in there], [words for _, words in there], unet.config)
         zeros = checked("force_zeros_for_empty_prompt", force_zeros_for_empty_prompt, bool)
         self.zeros_for_no_prompt = zeros and self.encoders.of_sdxl
@@ -193,6 +200,7 @@ class TextToImagePipeline(Pipeline):
         rescale = checked("guidance_rescale", guidance_rescale, Fraction)
         subjects = Subjects("prompt", range(prompts.count), "num_images_per_prompt", num_images_per_prompt)
         drawing = self._begin(asked, subjects)
+        self._last = self._last_run._replace(guidance_rescale=rescale, clip_skip=options.get("clip_skip"))
         scale = drawing.sampling.guidance_scale
         with naming_lost_device(), self._working(*self.encoders.models):
             time_ids = sizes.time_ids(*self._told_size(asked, drawing.shape)) if of_sdxl else None
@@ -205,6 +213,76 @@ class TextToImagePipeline(Pipeline):
             timesteps = drawing.schedule.timesteps
             after_step = StepCallback(running, callback_on_step_end, tensor_names, timesteps, conditions)
         return self._run(drawing, drawing.denoise(self.denoiser, conditions, after_step=after_step))
+
+    def encode_prompt(self, *args: Any, **options: Any) -> tuple[Tensor | None, ...]:
+        """Encode prompts, as `encode_prompt` of diffusers' StableDiffusionPipeline or StableDiffusionXLPipeline.
+
+        Args:
+            args: the arguments by position, in the order of diffusers' class; see `signatures.ENCODE_PROMPT`.
+            options: `prompt`, `negative_prompt`, `prompt_embeds`, `negative_prompt_embeds` and `clip_skip`, for SDXL
+                also `prompt_2`, `negative_prompt_2` and the pooled embeddings, as in a call. `device` defaults to the
+                pipeline's, `num_images_per_prompt` (rows for each prompt) to 1, and `do_classifier_free_guidance`
+                (whether to encode the negative prompts) to True.
+
+        Returns:
+            (prompt_embeds, negative_prompt_embeds), each (N, L, C); for SDXL also (pooled_prompt_embeds,
+            negative_pooled_prompt_embeds), each (N, C). The negative ones are None without guidance.
+
+        Raises InputError for an argument that is wrong, and NonFiniteError as `stream`.
+        """
+        options = by_name(ENCODE_PROMPT[self._usual_class()], args, options, "encode_prompt")
+        known = names_of(PromptOptions) | {"device", "num_images_per_prompt", "do_classifier_free_guidance"}
+        options = accepted(options, known, REFUSED, "text encoders")
+        device = options.get("device")
+        device = self.device if device is None else resolve_device(device)
+        count = checked("num_images_per_prompt", options.get("num_images_per_prompt", 1), Pictures | None) or 1
+        guided = checked("do_classifier_free_guidance", options.get("do_classifier_free_guidance", True), bool)
+        told, zeros = options_of(PromptOptions, options), self.zeros_for_no_prompt
+        prompts = Prompts(told, self.encoders, self.denoiser.config, zeros_for_none=zeros)
+        with naming_lost_device(), self._working(*self.encoders.models):
+            return prompts.stacked(count, device, negative=guided)
+
+    @property
+    def image_processor(self) -> ImageProcessor:
+        """Converts pictures to and from tensors, as diffusers' VaeImageProcessor."""
+        return ImageProcessor(self.vae_scale_factor)
+
+    @property
+    def vae_scale_factor(self) -> int:
+        """The number of pixels, in height and in width, for each latent."""
+        return self.scale
+
+    @property
+    def guidance_scale(self) -> float:
+        """The guidance scale of the last call, or else the default."""
+        return self._last_run.guidance_scale
+
+    @property
+    def guidance_rescale(self) -> float:
+        """The `guidance_rescale` of the last call."""
+        return self._last_run.guidance_rescale
+
+    @property
+    def clip_skip(self) -> int | None:
+        """The `clip_skip` of the last call."""
+        return self._last_run.clip_skip
+
+    @property
+    def num_timesteps(self) -> int:
+        """The number of model calls in the last call, or else in one with the default steps."""
+        return self._last_run.num_timesteps
+
+    @property
+    def do_classifier_free_guidance(self) -> bool:
+        """Whether the last call was guided by two halves of a batch."""
+        return self.guidance_scale > 1 and self.denoiser.config.time_cond_proj_dim is None
+
+    @property
+    def _last_run(self) -> LastRun:
+        if self._last is not None:
+            return self._last
+        usual = self._complete(DrawingOptions())
+        return LastRun(usual.guidance_scale, len(self._schedule(usual)))
 
     def _read(self, options: Mapping[str, Any]) -> tuple[DrawingOptions, Prompts, SizeOptions]:
         """Return the arguments of a call, sorted by purpose. Raises InputError for one that the model does not take."""
