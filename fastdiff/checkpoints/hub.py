@@ -188,7 +188,7 @@ def index_names(extension: str, variant: str | None = None, library: Library = "
     return [f"{name}.index.{variant}.json", f"{name}.{variant}.index.json"]
 
 
-def _weight_names(extension: str, variant: str | None, library: Library) -> list[str]:
+def weight_names(extension: str, variant: str | None, library: Library) -> list[str]:
     """Return all names that a library gives to weight files and indices. The names of shards are patterns."""
     stem, shard = STEMS[library][extension], "-?????-of-?????"
     shards = [f"{stem}{shard}.{extension}"]
@@ -273,7 +273,7 @@ def _download(
         if not fetch(folder, _TOKENIZER_FILES):
             raise InputError(f"hub model {repo_id} has no {folder.name} {where}")
     for folder, library in needed.models.items():
-        if not any(fetch(folder, _weight_names(extension, variant, library)) for extension in extensions):
+        if not any(fetch(folder, weight_names(extension, variant, library)) for extension in extensions):
             of_part = "" if folder == root else f" of its {folder.name}"
             wanted = "weights" if variant is None else f"weights of variant {variant!r}"
             raise InputError(f"hub model {repo_id} has no {wanted}{of_part} {where}")

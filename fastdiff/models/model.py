@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastdiff.arguments import mapping, optional, text
 from fastdiff.checkpoints import hub, weight_files, weights
@@ -20,12 +20,13 @@ from fastdiff.execution.devices import check_precision, check_weights_dtype, on_
 from fastdiff.kernels.host.compiling import get_ready
 from fastdiff.kernels.host.weights import Quantised
 from fastdiff.kinds import Precision
+from fastdiff.models.surface import Surface
 from fastdiff.schema import checked
 
 AnyModel = TypeVar("AnyModel", bound="Model")
 
 
-class Model(nn.Module):
+class Model(Surface):
     """The base class of all models: a model of diffusers or transformers, for inference.
 
     A model takes the same config.json, weights and call as the class of the same name in diffusers or transformers.
@@ -39,6 +40,7 @@ class Model(nn.Module):
     classes: ClassVar[dict[str, type["Model"]]] = {}  # the subclasses by name, once their modules are imported
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         Model.classes[cls.__name__] = cls
 
     def __init__(self, config: ModelConfig):

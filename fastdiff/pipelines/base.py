@@ -361,7 +361,7 @@ class Pipeline(Saving, Surface, ABC):
             use_clipped_model_output=sampling.use_clipped_model_output,
             **custom,
         )
-        channels = self.denoiser.config.sample_channels, self.denoiser.config.out_channels
+        channels = self.denoiser.config.sample_channels, self.denoiser.config.prediction_channels
         halves = (1, 2) if schedule.options.variance == "fixed" else (2,)
         if channels[1] not in [half * channels[0] for half in halves]:
             raise InputError(
