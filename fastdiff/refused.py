@@ -21,6 +21,9 @@ _PARALLEL = "a model runs on one GPU; use fastdiff.draw_many to draw on many"
 _SINGLE_FILE = "single files are not supported yet; convert the file with diffusers, and save it with save_pretrained"
 _PROCESSORS = "attention processors are not supported yet; fastdiff computes attention itself"
 _FORWARD = "it is a part of diffusers' own forward; call the model instead"
+_CALL = "it is a part of diffusers' own call; call the pipeline, or loop over its stream"
+_IP_ADAPTER = "IP-Adapters are not supported yet; draw without them"
+_TEXTUAL_INVERSION = "textual inversion is not supported yet; draw without it"
 _STEP = "it is a part of diffusers' own step; call step instead"
 
 # ConfigMixin and PushToHubMixin
@@ -79,6 +82,46 @@ OF_SCHEDULERS = {
             "time_shift",
         ),
         _STEP,
+    ),
+}
+
+# DiffusionPipeline and the mixins of StableDiffusionPipeline and StableDiffusionXLPipeline
+OF_PIPELINES = {
+    **OF_ALL,
+    "download": "load with from_pretrained, which downloads what it needs",
+    "from_config": "load with from_pretrained",
+    "from_single_file": _SINGLE_FILE,
+    "register_modules": "set the part instead, such as pipe.vae = vae",
+    "enable_sequential_cpu_offload": "fastdiff moves whole models; call enable_model_cpu_offload() instead",
+    "enable_group_offload": "fastdiff moves whole models; call enable_model_cpu_offload() instead",
+    "enable_freeu": _FREEU,
+    **dict.fromkeys(
+        (
+            *("load_lora_weights", "unload_lora_weights", "save_lora_weights", "lora_state_dict", "fuse_lora"),
+            *("unfuse_lora", "set_adapters", "get_active_adapters", "get_list_adapters", "delete_adapters"),
+            *("enable_lora", "enable_lora_hotswap", "set_lora_device", "write_lora_layers", "pack_weights"),
+            *("load_lora_into_unet", "load_lora_into_text_encoder"),
+        ),
+        _LORA,
+    ),
+    **dict.fromkeys(
+        (
+            *("load_ip_adapter", "unload_ip_adapter", "set_ip_adapter_scale", "prepare_ip_adapter_image_embeds"),
+            "encode_image",
+        ),
+        _IP_ADAPTER,
+    ),
+    **dict.fromkeys(
+        ("load_textual_inversion", "unload_textual_inversion", "maybe_convert_prompt"),
+        _TEXTUAL_INVERSION,
+    ),
+    **dict.fromkeys(
+        (
+            *("check_inputs", "prepare_extra_step_kwargs", "prepare_latents", "run_safety_checker", "decode_latents"),
+            *("get_guidance_scale_embedding", "upcast_vae", "normalize", "de_normalize", "to_torch", "reset_x0"),
+            "run_diffusion",
+        ),
+        _CALL,
     ),
 }
 

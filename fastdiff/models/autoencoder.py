@@ -86,6 +86,7 @@ class AutoencoderKL(Model):
         self.tile_sample_min_size = config.sample_size
         self.tile_latent_min_size = config.sample_size // config.scale
         self.tile_overlap_factor = 0.25
+        self.use_slicing = False
         self._has_warned = False
         self._lay_out()
 
@@ -96,6 +97,14 @@ class AutoencoderKL(Model):
     def disable_tiling(self) -> None:
         """Compute every picture as a whole."""
         self.use_tiling = False
+
+    def enable_slicing(self) -> None:
+        """Compute one picture at a time, which takes less memory. Pictures keep their bits."""
+        self.use_slicing = True
+
+    def disable_slicing(self) -> None:
+        """Compute as many pictures at a time as their size allows."""
+        self.use_slicing = False
 
     def forward(
         self,
@@ -206,6 +215,8 @@ class AutoencoderKL(Model):
 
     def _at_once(self, half: Half, x: Tensor) -> int:
         """Return how many of these pictures a GPU computes at a time."""
+        if self.use_slicing:
+            return 1
         if x.dtype.itemsize > 2:  # torch's attention runs there, and its bits may depend on the batch
             return 1
         scale = self.config.scale if half is AutoencoderKL._decode else 1

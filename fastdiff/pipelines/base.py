@@ -80,6 +80,7 @@ class Pipeline(Saving, Surface, ABC):
     kinds: ClassVar[dict[str, type["Pipeline"]]] = {}  # name -> subclass; filled when the subclass's module is imported
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         Pipeline.kinds[cls.__name__] = cls
 
     @classmethod
@@ -191,6 +192,19 @@ class Pipeline(Saving, Surface, ABC):
         pipe = kind._of_card(card, parts, scheduler)
         pipe._card = card
         return pipe.offloaded_from(load.device) if load.offload else pipe
+
+    @classmethod
+    def from_pipe(cls: type[AnyPipeline], pipeline: Any, **parts: Any) -> AnyPipeline:
+        """Return a pipeline that shares the parts of another pipeline of fastdiff, except `parts`; see `with_parts`.
+
+        Raises InputError for a pipeline of another class than this one.
+        """
+        if not isinstance(pipeline, cls):
+            raise InputError(
+                f"pipeline: {type(pipeline).__name__} is no {cls.__name__} of fastdiff; save it with save_pretrained, "
+                "and load the folder with from_pretrained"
+            )
+        return pipeline.with_parts(**parts)
 
     @classmethod
     @abstractmethod

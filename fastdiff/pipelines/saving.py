@@ -5,11 +5,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fastdiff.arguments import path
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import FILE_NAME, ModelInfo
 from fastdiff.checkpoints.names import Variant
 from fastdiff.checkpoints.registry import PIPELINES, TOKENIZER, PipelineClass
+from fastdiff.checkpoints.saving import Configured, check_not_uploading, into_folder
 from fastdiff.errors import InputError
 from fastdiff.models.model import Model
 from fastdiff.pipelines.parts import Parts
@@ -20,9 +20,10 @@ from fastdiff.text.tokenizer import CLIPTokenizer
 NOTHING = (None, None)  # in model_index.json, a part that is not there
 
 
-class Saving(Parts):
+class Saving(Configured, Parts):
     """A pipeline that knows its diffusers class and its config, and can save itself."""
 
+    config_name = "model_index.json"
     _card: ModelCard | None = None  # of the folder that the pipeline was loaded from
 
     @property
@@ -38,6 +39,11 @@ class Saving(Parts):
     def name_or_path(self) -> str:
         """The name of the model, as `from_pretrained` was given it."""
         return self.name
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The options of the pipeline that are not parts, as in diffusers."""
+        return {name: self.config[name] for name in self._row().options if name in self.config and name != "env"}
 
     @property
     def config(self) -> FrozenDict:
@@ -77,43 +83,43 @@ class Saving(Parts):
 
         Args:
             save_directory: the folder, which is created.
-            safe_serialization: write safetensors; False writes .bin.
+            safe_serialization: must be True: fastdiff writes safetensors only.
             variant: a part of the names of the weight files, such as "fp16".
             max_shard_size: the largest size of a weight file, such as "5GB".
             push_to_hub: must be False.
             use_flashpack: must be False.
-            kwargs: none; arguments of `push_to_hub` are refused.
+            kwargs: options of `push_to_hub`, which have no effect.
 
         Raises InputError if the folder cannot be written, or no class of diffusers has these parts.
         """
-        refused = {"push_to_hub": push_to_hub, "use_flashpack": use_flashpack} | kwargs
-        for name, value in refused.items():
-            if value is not False:
-                raise InputError(f"{name}: save_pretrained only writes a folder; leave it out")
+        if use_flashpack is not False:
+            raise InputError("use_flashpack: only safetensors are written; leave it out")
+        check_not_uploading(push_to_hub, kwargs)
         checked("variant", variant, Variant | None)
-        folder, row, parts = Path(path("save_directory", save_directory)), self._row(), self.components
+        row, parts = self._row(), self.components
         odd = [name for name in parts if name not in [part.name for part in row.parts]]
         if odd:
             raise InputError(f"{odd[0]}: a {row.name} has no such part, so it cannot be saved; save the part alone")
         size = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
         options: dict[str, Any] = {"safe_serialization": safe_serialization, "variant": variant, **size}
-        _make(folder)
-        for name, part in parts.items():
-            if part is not None:
-                part.save_pretrained(folder / name, **options if isinstance(part, Model) else {})
-        index = {name: value for name, value in sorted(self.config.items()) if name != "_name_or_path"}
-        _write(folder / "model_index.json", index)
-        self._save_info(folder)
+        with into_folder(save_directory) as folder:
+            for name, part in parts.items():
+                if part is not None:
+                    part.save_pretrained(folder / name, **options if isinstance(part, Model) else {})
+            self.save_config(folder)
+            self._save_info(folder)
+
+    def saved_config(self) -> dict[str, Any]:
+        """Return the content of model_index.json."""
+        return {**super().saved_config(), "_class_name": self._row().name}
 
     def _save_info(self, folder: Path) -> None:
         """Write fastdiff.json, if the pipeline has labels, prompts or defaults that the other files do not say."""
         config = self.denoiser.config
         (folder / FILE_NAME).unlink(missing_ok=True)
         if self.info != ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label):
-            _write(
-                folder / FILE_NAME,
-                {name: value for name, value in asdict(self.info).items() if value not in (None, (), {})},
-            )
+            said = {name: value for name, value in asdict(self.info).items() if value not in (None, (), {})}
+            (folder / FILE_NAME).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 
 def _pair(part: Any) -> tuple[str | None, str | None]:
@@ -125,14 +131,3 @@ def _pair(part: Any) -> tuple[str | None, str | None]:
     if isinstance(part, Model):
         return part.part.library, part.part.class_name
     return "diffusers", type(part).__name__
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"save_directory: {folder} cannot be made ({error.strerror}); give another folder") from None
-
-
-def _write(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

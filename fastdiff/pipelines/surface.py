@@ -3,8 +3,7 @@
 import inspect
 import logging
 from collections.abc import Iterable
-from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,49 +14,21 @@ from fastdiff.arguments import as_int, shown
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import resolve_device
 from fastdiff.pipelines.parts import Parts
+from fastdiff.refused import OF_PIPELINES, Refusing
 
 AnySurface = TypeVar("AnySurface", bound="Surface")
 
-REFUSED_METHODS = {  # methods of diffusers' pipelines that fastdiff does not have, and what to do instead
-    "enable_sequential_cpu_offload": "layers are not offloaded one by one; call enable_model_cpu_offload()",
-    "enable_group_offload": "layers are not offloaded in groups; call enable_model_cpu_offload()",
-    "enable_freeu": "FreeU is not supported; draw without it",
-    "disable_freeu": "FreeU is not supported; draw without it",
-    "push_to_hub": "call save_pretrained(folder), and upload the folder with `hf upload`",
-    "encode_image": "IP-Adapters are not supported; draw without them",
-    **dict.fromkeys(
-        ("load_ip_adapter", "unload_ip_adapter", "set_ip_adapter_scale", "prepare_ip_adapter_image_embeds"),
-        "IP-Adapters are not supported; draw without them",
-    ),
-    **dict.fromkeys(
-        ("load_textual_inversion", "unload_textual_inversion", "maybe_convert_prompt"),
-        "textual inversion is not supported; draw without it",
-    ),
-    **dict.fromkeys(
-        (
-            *("load_lora_weights", "unload_lora_weights", "save_lora_weights", "lora_state_dict", "fuse_lora"),
-            *("unfuse_lora", "set_adapters", "get_active_adapters", "get_list_adapters", "delete_adapters"),
-            *("enable_lora", "disable_lora", "enable_lora_hotswap", "set_lora_device", "write_lora_layers"),
-            *("load_lora_into_unet", "load_lora_into_text_encoder", "pack_weights"),
-        ),
-        "LoRA is not supported; fuse it with diffusers, and save the pipeline",
-    ),
-}
 _BAR = {*inspect.signature(tqdm.__init__).parameters} - {"self", "iterable", "total", "kwargs"}
 
 _log = logging.getLogger(__name__)
 
 
-class Surface(Parts):
+class Surface(Refusing, Parts):
     """The methods that a user of diffusers' pipelines expects, beside those that draw."""
 
+    refused = OF_PIPELINES
     hf_device_map: None = None  # diffusers' map of parts to devices: all parts are on one
     _bar: dict[str, Any] | None = None  # the options of the progress bar, once they are set
-
-    def __getattr__(self, name: str) -> Any:
-        if name in REFUSED_METHODS:
-            return partial(_refuse, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def enable_model_cpu_offload(self, gpu_id: int | None = None, device: str | torch.device | None = None) -> None:
         """Keep each part in host memory, and move it to the GPU only while it runs, as `offload=True` does.
@@ -169,7 +140,3 @@ class Surface(Parts):
             raise InputError(f"images: {shown(images)} is no array (N, H, W, C) of 1, 3 or 4 channels; give one")
         levels = (images.reshape(-1, *images.shape[-3:]) * 255).round().astype("uint8")
         return [Image.fromarray(each[..., 0] if each.shape[-1] == 1 else each) for each in levels]
-
-
-def _refuse(method: str, *args: Any, **kwargs: Any) -> NoReturn:
-    raise InputError(f"{method}: {REFUSED_METHODS[method]}")
