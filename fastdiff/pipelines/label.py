@@ -4,10 +4,11 @@ Seeds and labels -> noise, schedule and conditions -> the denoising loop -> pict
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor
 
+from fastdiff.arguments import naming
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.pictures import Label, Subjects, read_labels
@@ -20,6 +21,9 @@ from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of
 from fastdiff.requests.defaults import LIBRARY
 from fastdiff.samplers.ddim import DDIMScheduler
 from fastdiff.samplers.shared.scheduler import Scheduler
+from fastdiff.schema import Wanted, checked
+
+_Names = Annotated[str | tuple[str, ...], Wanted("the name of a label, or a list of names")]
 
 REFUSED = {  # arguments of other pipelines, and why they are refused
     "prompt": "this model has no text encoder; leave it out, or give a Stable Diffusion model",
@@ -71,6 +75,17 @@ class LabelPipeline(Pipeline):
         if self.denoiser.part.name == "transformer":
             return "DiTPipeline"
         return "DDIMPipeline" if isinstance(self.scheduler, DDIMScheduler) else "DDPMPipeline"
+
+    @property
+    def labels(self) -> dict[str, int]:
+        """The index of each label by its name, as in diffusers' DiTPipeline."""
+        return {name: index for index, name in enumerate(self.info.labels) if name is not None}
+
+    def get_label_ids(self, label: str | Sequence[str]) -> list[int]:
+        """Return the indices of labels by their names, as diffusers' DiTPipeline. Raises InputError for other names."""
+        names = checked("label", label, _Names)
+        with naming("label"):
+            return [self.info.label_index(name) for name in ([names] if isinstance(names, str) else names)]
 
     def stream(
         self,

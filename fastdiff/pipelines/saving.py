@@ -1,7 +1,7 @@
 """Saving: a pipeline's model_index.json, and `save_pretrained`, whose folders diffusers reads too."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +117,9 @@ class Saving(Configured, Parts):
         """Write fastdiff.json, if the pipeline has labels, prompts or defaults that the other files do not say."""
         config = self.denoiser.config
         (folder / FILE_NAME).unlink(missing_ok=True)
-        if self.info != ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label):
-            said = {name: value for name, value in asdict(self.info).items() if value not in (None, (), {})}
+        info = replace(self.info, scheduler=self.info.scheduler and self.scheduler_name)
+        if info != ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label):
+            said = {name: value for name, value in asdict(info).items() if value not in (None, (), {})}
             (folder / FILE_NAME).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 

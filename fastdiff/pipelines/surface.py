@@ -11,6 +11,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from fastdiff.arguments import as_int, shown
+from fastdiff.checkpoints.registry import TEXT_ENCODER, TEXT_ENCODER_2, VAE, VALUE_FUNCTION
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import resolve_device
 from fastdiff.pipelines.parts import Parts
@@ -103,6 +104,18 @@ class Surface(Refusing, Parts):
 
     def unfuse_qkv_projections(self, unet: bool = True, vae: bool = True) -> None:
         """Accepted and without effect, as `fuse_qkv_projections`."""
+
+    def disable_freeu(self) -> None:
+        """Accepted and without effect: FreeU is never on."""
+
+    def disable_lora(self) -> None:
+        """Accepted and without effect: LoRA is never on."""
+
+    @property
+    def model_cpu_offload_seq(self) -> str:
+        """The names of the models in the order in which they run, such as "text_encoder->unet->vae"."""
+        order = TEXT_ENCODER.name, TEXT_ENCODER_2.name, self.denoiser.part.name, VAE.name, VALUE_FUNCTION.name
+        return "->".join(name for name in order if self.components.get(name) is not None)
 
     def remove_all_hooks(self) -> None:
         """Accepted and without effect: offloading here uses no hooks."""

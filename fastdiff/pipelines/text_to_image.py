@@ -11,6 +11,7 @@ from torch import Tensor
 from fastdiff.arguments import instance
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.checkpoints.registry import PIPELINES, TEXT_ENCODER, UNET_CONDITION
 from fastdiff.diffusion.decoding import OutputType, check_finite, with_mean_and_std
 from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.results import Step
@@ -58,6 +59,9 @@ class TextToImagePipeline(Pipeline):
     """
 
     reads_text: ClassVar[bool] = True
+    text_encoder_name, unet_name = TEXT_ENCODER.name, UNET_CONDITION.name
+    lora_scale, num_fused_loras = 1.0, 0  # LoRA is not supported
+    fused_loras: ClassVar[frozenset[str]] = frozenset()
     interrupt = False  # a run is interrupted by leaving the loop over `stream`
     cross_attention_kwargs = denoising_end = None  # not supported, so always None
     safety_checker = feature_extractor = image_encoder = None  # not run
@@ -113,7 +117,8 @@ class TextToImagePipeline(Pipeline):
         self.encoders = TextEncoders([model for model, _ in there], [words for _, words in there], unet.config)
         zeros = checked("force_zeros_for_empty_prompt", force_zeros_for_empty_prompt, bool)
         self.zeros_for_no_prompt = zeros and self.encoders.of_sdxl
-        super().__init__(unet, scheduler, info, name, vae)
+        guidance_scale = PIPELINES[self._usual_class()].guidance_scale
+        super().__init__(unet, scheduler, info or ModelInfo(guidance_scale=guidance_scale), name, vae)
 
     @classmethod
     def _of_card(cls, card: ModelCard, parts: Mapping[str, Any], scheduler: Scheduler) -> "TextToImagePipeline":

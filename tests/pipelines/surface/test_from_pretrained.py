@@ -195,7 +195,7 @@ def test_other_layers_than_the_configs_are_refused():
     ("kind", "missing"), [("sd1", "text_encoder"), ("sdxl", "text_encoder"), ("sdxl", "text_encoder_2")]
 )
 def test_without_a_text_encoder_prompts_are_embeddings(kind, missing, text_pipes, text_folder, tmp_path):
-    theirs, full = text_pipes(kind)
+    _, full = text_pipes(kind)
     folder = shutil.copytree(text_folder(kind), tmp_path / kind)
     shutil.rmtree(folder / missing)
     pipe = Pipeline.from_pretrained(folder, device="cpu", **{missing: None})
@@ -231,5 +231,5 @@ def test_a_pipeline_of_labels_takes_parts(tmp_path):
     parts = {"unet": unet, "scheduler": diffusers.DDPMScheduler()}
     pipe = Pipeline.from_pretrained(tmp_path, device="cpu", **parts)
     assert pipe(2, num_inference_steps=1, output_type="pt").images.shape == (2, 3, 8, 8)
-    with pytest.raises(InputError, match="^vae: a DDPMPipeline has no such part"):
+    with pytest.raises(InputError, match=r"^vae: a DDPMPipeline has no such part"):
         Pipeline.from_pretrained(tmp_path, device="cpu", vae=tiny_vae("sd1"), **parts)
