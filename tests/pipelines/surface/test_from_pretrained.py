@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 
 import fastdiff
 from fastdiff import InputError, Pipeline
-from fastdiff.checkpoints import loading
+from fastdiff.checkpoints import hub, loading
 from fastdiff.checkpoints.weights import diffusers_keys
 from fastdiff.models.live import model_like
-from fastdiff.pipelines import base, giving
+from fastdiff.pipelines import giving
 from tests.support.text_pipelines import KINDS, tiny_unet, tiny_vae
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,6 +70,15 @@ def test_every_option_of_diffusers_is_known():
     own = inspect.signature(Pipeline.from_pretrained).parameters
     known = {*own, *loading.ACCEPTED, *giving.REFUSED, *giving.TAKEN}
     assert sorted(names - known) == []
+
+
+def test_the_names_of_the_first_argument(text_folder):
+    with pytest.warns(DeprecationWarning, match="name_or_path: use pretrained_model_name_or_path"):
+        assert Pipeline.from_pretrained(name_or_path=text_folder("sd1"), device="cpu").name
+    with pytest.raises(InputError, match=r"^name_or_path: None is neither a string nor a path; bundled: emoji-sd"):
+        Pipeline.from_pretrained(device="cpu")
+    with pytest.raises(InputError, match=r"^name_or_path: from_pretrained has no such argument"):
+        Pipeline.from_pretrained("emoji-sd", name_or_path="emoji-sd", device="cpu")
 
 
 @pytest.mark.parametrize("name", giving.REFUSED)
@@ -149,7 +158,7 @@ def test_hub_options_are_passed_on(ours, text_folder, monkeypatch):
         asked.update(options, name=name)
         return text_folder("sd1")
 
-    monkeypatch.setattr(base.hub, "resolve", resolve)
+    monkeypatch.setattr(hub, "resolve", resolve)
     options = {"revision": "v2", "token": "hf", "local_files_only": True, "cache_dir": "there", "force_download": True}
     Pipeline.from_pretrained("org/name", device="cpu", vae=tiny_vae("sd1"), **options)
     assert asked.items() >= (options | {"name": "org/name"}).items()
