@@ -191,3 +191,23 @@ def test_the_last_run_is_seen_on_the_pipeline(text_pipes, text_folder):
     assert [getattr(pipe, name) for name in seen] == [getattr(theirs, name) for name in seen]
     for name in ("interrupt", "cross_attention_kwargs", "vae_scale_factor"):
         assert getattr(pipe, name) == getattr(theirs, name)
+
+
+@pytest.mark.parametrize("custom", [{"timesteps": [900, 500, 20]}, {"sigmas": [9.0, 3.0, 0.5]}])
+@pytest.mark.parametrize("kind", ["sd1", "labels", "planner"])
+def test_timesteps_and_sigmas_replace_the_number_of_steps(kind, custom, make, text_folder, save_planner, monkeypatch):
+    """The scheduler gets them instead of the number. Its own tests compare what it makes of them with diffusers."""
+    folder = {"sd1": lambda: text_folder("sd1"), "planner": lambda: save_planner("DDPM")[1]}.get(kind)
+    pipe = make(DDPMScheduler()) if folder is None else Pipeline.from_pretrained(folder(), device="cpu")
+    schedule, asked = type(pipe.scheduler).schedule, []
+
+    def noted(scheduler, num_inference_steps=None, *, timesteps=None, sigmas=None, **options):
+        asked.append((num_inference_steps, {"timesteps": timesteps, "sigmas": sigmas}))
+        return schedule(scheduler, 3, **options)
+
+    monkeypatch.setattr(type(pipe.scheduler), "schedule", noted)
+    options = {"prompt": "a cat"} if kind == "sd1" else {"horizon": 16} if kind == "planner" else {}
+    next(pipe.stream(num_inference_steps=50, **custom, **options))
+    next(pipe.stream(num_inference_steps=2, timesteps=None, sigmas=None, **options))
+    nothing = {"timesteps": None, "sigmas": None}
+    assert asked == [(None, nothing | custom), (2, nothing)]
