@@ -71,6 +71,11 @@ class Schema:
             raise InputError(f"{source}: {error}") from None
 
 
+def option_names(cls: type[Schema]) -> tuple[str, ...]:
+    """Return the names of a schema's options, in order."""
+    return tuple(_kinds(cls))  # type: ignore[arg-type]  # a class is hashable
+
+
 def checked(name: str, value: Any, kind: Any) -> Any:
     """Return a value checked against a kind. Raises InputError that begins with `name`.
 

@@ -177,20 +177,20 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
         return None
 
     def kernel(self) -> tuple[Tensor, ...]:
-        by_picture = isinstance(self.guidance_scale, Tensor)
-        scales, scale = (self.guidance_scale, 1.0) if by_picture else (None, self.guidance_scale)
+        scale = self.guidance_scale
+        scales, scale = (scale, 1.0) if isinstance(scale, Tensor) else (None, scale)
         given = (self.model_output, self.unguided, self.x_t, self.row, self.step, self.noise, self.earlier, scales)
         inputs = [None if tensor is None else tensor.contiguous() for tensor in given]
         outputs = [torch.empty(self.x_t.shape, dtype=torch.float32, device=self.device) for _ in range(2)]
-        kept = [] if self.earlier is None else [torch.empty_like(self.earlier, memory_format=torch.contiguous_format)]
+        kept = None if self.earlier is None else torch.empty_like(self.earlier, memory_format=torch.contiguous_format)
         pictures, channels = self.x_t.shape[0], self.x_t.shape[-1]
         elements = self.x_t.numel() // pictures
         launch(
             denoise_kernel, (pictures * triton.cdiv(elements, BLOCK),),
-            *outputs, *(kept or [None]), *inputs, elements, channels, scale,
+            *outputs, kept, *inputs, elements, channels, scale,
             WIDTH=len(COLUMNS), VARIANCE=self.options.variance, BLOCK=BLOCK, num_warps=4, fp_fusion=False,
         )  # fmt: skip
-        return *outputs, *kept
+        return tuple(outputs) if kept is None else (*outputs, kept)
 
 
 denoise_step = Operation("denoise_step", DenoiseStepCall)

@@ -1,6 +1,5 @@
 """Build our model of a live diffusers model. The two share the memory of their parameters."""
 
-import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -13,20 +12,19 @@ from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_precision, on_meta
 from fastdiff.kernels.host.weights import Quantised
 from fastdiff.kinds import Precision
+from fastdiff.models import live
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.model import Model
 
-KINDS: dict[str, type[Model]] = {**DENOISERS, AutoencoderKL.__name__: AutoencoderKL}
+KINDS: tuple[type[Model], ...] = (*DENOISERS.values(), AutoencoderKL)
 FUSED = {"to_qkv", "to_kv"}  # copies that diffusers' fuse_qkv_projections makes, and unfusing does not remove
 
 
 def our_class(model: Any) -> type[Model] | None:
-    """Return our class for a live diffusers model, or None."""
-    diffusers = sys.modules.get("diffusers")
-    if diffusers is None:
-        return None
-    return next((kind for name, kind in KINDS.items() if isinstance(model, getattr(diffusers, name))), None)
+    """Return our class for a live diffusers model that can be accelerated, or None."""
+    kind = live.our_class(model)
+    return kind if kind in KINDS else None
 
 
 def share_parameters(model: nn.Module, precision: Precision) -> Model:

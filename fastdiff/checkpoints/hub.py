@@ -6,11 +6,12 @@ Nothing in a model folder is imported or executed. JSON is parsed, and weights a
 import difflib
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from fastdiff.arguments import optional
 from fastdiff.arguments import path as checked_path
 from fastdiff.checkpoints.configs.model import Library
 from fastdiff.checkpoints.json_files import read_json
@@ -46,15 +47,21 @@ def resolve(
     name_or_path: str | Path,
     *,
     revision: str | None = None,
-    token: str | None = None,
+    token: str | bool | None = None,
     variant: str | None = None,
-    local_files_only: bool = False,
+    local_files_only: bool | None = False,
+    cache_dir: str | Path | None = None,
+    force_download: bool = False,
+    use_safetensors: bool | None = None,
+    without: Collection[str] = (),
 ) -> Path:
     """Return the local folder of a model.
 
     The name is that of a local model folder, of a bundled model, or a hub id `org/name`, tried in this order. A hub
-    model is downloaded into huggingface_hub's cache; weights in safetensors are preferred. With HF_HUB_OFFLINE or
-    `local_files_only` only files in the cache are used. `revision`, `token` and `variant` are as in diffusers.
+    model is downloaded into huggingface_hub's cache, or into `cache_dir`; weights in safetensors are preferred. With
+    HF_HUB_OFFLINE or `local_files_only` only files in the cache are used. `force_download` downloads files again that
+    are in the cache. Parts in `without` are not downloaded. `revision`, `token`, `variant` and `use_safetensors` are as
+    in diffusers.
 
     Raises InputError for a name that is none of the three, for a malformed variant or revision, and for any error of
     the hub.
@@ -64,10 +71,15 @@ def resolve(
     checked("revision", revision, Revision | None)
     if not isinstance(token, str | bool | None):
         raise InputError("token: it must be a string or a bool; give the token, or leave it out")
-    checked("local_files_only", local_files_only, bool)
+    checked("local_files_only", local_files_only, bool | None)
+    checked("force_download", force_download, bool)
+    optional(checked_path, "cache_dir", cache_dir)
+    extensions = extensions_of(use_safetensors)
     _check_permission(name)
     if is_hub_id(name):
-        return _download(name, revision, token, variant, local_files_only)
+        options: dict[str, Any] = {"token": token, "cache_dir": cache_dir, "force_download": force_download}
+        snapshot = partial(_snapshot, name, local_files_only=bool(local_files_only), **options)
+        return _download(name, snapshot, revision, variant, extensions, without)
     if revision is not None:
         raise InputError(
             f"revision {revision!r} is given for {name}, but only a hub id org/name has revisions; leave it out"
@@ -154,6 +166,15 @@ def _is_broken(folder: Path) -> bool:
     return False
 
 
+def extensions_of(use_safetensors: bool | None) -> tuple[str, ...]:
+    """Return the extensions of weight files to look for, the preferred one first.
+
+    As in diffusers, True is safetensors alone, False is .bin alone, and None is both. A .bin is read as tensors alone.
+    """
+    checked("use_safetensors", use_safetensors, bool | None)
+    return {None: ("safetensors", "bin"), True: ("safetensors",), False: ("bin",)}[use_safetensors]
+
+
 def weights_name(extension: str, variant: str | None = None, library: Library = "diffusers") -> str:
     """Return a library's name for a file with all weights. `extension` is safetensors or bin."""
     return ".".join(filter(None, (STEMS[library][extension], variant, extension)))
@@ -167,7 +188,7 @@ def index_names(extension: str, variant: str | None = None, library: Library = "
     return [f"{name}.index.{variant}.json", f"{name}.{variant}.index.json"]
 
 
-def _weight_names(extension: str, variant: str | None, library: Library) -> list[str]:
+def weight_names(extension: str, variant: str | None, library: Library) -> list[str]:
     """Return all names that a library gives to weight files and indices. The names of shards are patterns."""
     stem, shard = STEMS[library][extension], "-?????-of-?????"
     shards = [f"{stem}{shard}.{extension}"]
@@ -193,17 +214,19 @@ class Needed(NamedTuple):
     tokenizers: list[Path]
 
 
-def needed_folders(root: Path) -> Needed:
+def needed_folders(root: Path, without: Collection[str] = ()) -> Needed:
     """Return the folders of the pipeline in `root`, or `root` itself if it holds a single model.
+
+    Parts in `without` are not needed.
 
     Raises InputError for a pipeline or model that fastdiff does not run.
     """
     if not (root / "model_index.json").is_file():
         return Needed({root: read_denoiser_part(root / "config.json").library}, [])
-    classes = read_model_index(root)
+    classes = read_model_index(root, without)
     pipeline = PIPELINES[classes["pipeline"]]
     parts = [part for part in pipeline.companions if part.name in classes]
-    denoiser = {component_folder(root, pipeline.denoiser.name): pipeline.denoiser.library}
+    denoiser = {component_folder(root, part.name): part.library for part in [pipeline.denoiser] if part.name in classes}
     companions = {root / part.name: part.library for part in parts if isinstance(part, ModelPart)}
     return Needed(denoiser | companions, [root / part.name for part in parts if isinstance(part, TokenizerPart)])
 
@@ -222,18 +245,22 @@ def is_hub_id(name: str) -> bool:
 
 
 def _download(
-    repo_id: str, revision: str | None, token: str | None, variant: str | None, local_files_only: bool
+    repo_id: str,
+    snapshot: Callable[..., Path],
+    revision: str | None,
+    variant: str | None,
+    extensions: Sequence[str],
+    without: Collection[str],
 ) -> Path:
     """Download the configs, then the files that the pipeline needs. Return the snapshot's folder.
 
     With configs first, an unsupported pipeline costs no gigabytes. Later requests name the commit of the first one, so
     a push in between cannot mix two versions.
     """
-    snapshot = partial(_snapshot, repo_id, token=token, local_files_only=local_files_only)
     root = snapshot(_json_files(), revision=revision)
     if not _is_model(root):
         raise InputError(f"hub model {repo_id} holds neither {' nor '.join(_CONFIGS)}; give one in diffusers' layout")
-    needed = needed_folders(root)
+    needed = needed_folders(root, without)
 
     def fetch(folder: Path, names: Collection[str]) -> bool:
         """Download a folder's config and these files. Return whether any of the files exist."""
@@ -246,7 +273,7 @@ def _download(
         if not fetch(folder, _TOKENIZER_FILES):
             raise InputError(f"hub model {repo_id} has no {folder.name} {where}")
     for folder, library in needed.models.items():
-        if not any(fetch(folder, _weight_names(extension, variant, library)) for extension in STEMS[library]):
+        if not any(fetch(folder, weight_names(extension, variant, library)) for extension in extensions):
             of_part = "" if folder == root else f" of its {folder.name}"
             wanted = "weights" if variant is None else f"weights of variant {variant!r}"
             raise InputError(f"hub model {repo_id} has no {wanted}{of_part} {where}")
@@ -268,14 +295,14 @@ def _json_files() -> list[str]:
 
 
 def _snapshot(
-    repo_id: str, patterns: list[str], *, revision: str | None, token: str | None, local_files_only: bool
+    repo_id: str, patterns: list[str], *, revision: str | None, local_files_only: bool, **options: Any
 ) -> Path:
     import huggingface_hub  # slow to import, and only needed for hub ids
     from huggingface_hub.errors import HTTPError
 
     try:
         folder = huggingface_hub.snapshot_download(
-            repo_id, allow_patterns=patterns, revision=revision, token=token, local_files_only=local_files_only
+            repo_id, allow_patterns=patterns, revision=revision, local_files_only=local_files_only, **options
         )
     except (OSError, ValueError, HTTPError) as error:  # errors of the disk, the client and its transport
         raise InputError(f"hub model {repo_id}: {_refusal(error, repo_id, revision)}") from None

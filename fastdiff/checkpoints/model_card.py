@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fastdiff.arguments import naming
@@ -14,6 +15,7 @@ from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.errors import InputError
 from fastdiff.kinds import TrainSteps
 from fastdiff.sampler_names import scheduler_name
 from fastdiff.schema import checked
@@ -35,29 +37,41 @@ class ModelCard:
     scale: int = 1  # pixels of a picture per pixel of the denoiser's, along each side
     unused: tuple[str, ...] = ()  # parts of the folder that fastdiff does not run
     text_layers: tuple[int, ...] = ()  # the number of layers of each text encoder
+    options: Mapping[str, Any] = field(default_factory=dict)  # keys of model_index.json that are not parts
     zeros_for_no_prompt: bool = False  # SDXL: without a negative prompt, its embeddings are zeros
 
     @classmethod
-    def read(cls, name: str, folder: Path) -> "ModelCard":
-        """Read a folder. Raises InputError if configs are missing or fastdiff does not run the pipeline."""
-        classes = registry.read_model_index(folder)
+    def read(cls, name: str, folder: Path, given: Mapping[str, Any] = MappingProxyType({})) -> "ModelCard":
+        """Read a folder. Raises InputError if configs are missing or fastdiff does not run the pipeline.
+
+        given: the configs of parts that replace the folder's, by name. The folder's are not read. None leaves a part
+        out. The scheduler's config is a mapping with its `_class_name`.
+        """
+        classes = registry.read_model_index(folder, given)
         pipeline = registry.PIPELINES[classes["pipeline"]]
-        denoiser = _denoiser(classes)
-        config_path = hub.component_folder(folder, denoiser.name) / "config.json"
-        saved, index = read_json(config_path), read_json(folder / "model_index.json")
-        config = _of_its_time(denoiser.config.from_mapping(saved, config_path), pipeline, saved)
-        scheduler = read_json(_scheduler_path(folder))
+        index = read_json(folder / "model_index.json")
+        if pipeline.denoiser.name in given:
+            config = given[pipeline.denoiser.name]
+            classes[pipeline.denoiser.name] = _part_of(config, pipeline).class_name
+        else:
+            config_path = hub.component_folder(folder, pipeline.denoiser.name) / "config.json"
+            saved = read_json(config_path)
+            config = _of_its_time(_denoiser(classes).config.from_mapping(saved, config_path), pipeline, saved)
+        source, scheduler = _scheduler(folder, given)
+        configs = {part: each for part in pipeline.companions if (each := _config(folder, classes, given, part))}
+        vae = next((each for each in configs.values() if isinstance(each, AutoencoderConfig)), None)
         return cls(
             name=name,
             folder=folder,
             classes=classes,
             config=config,
-            scheduler=pipeline.scheduler or scheduler_name(classes["scheduler"], scheduler),
-            num_train_timesteps=_num_train_timesteps(folder),
+            scheduler=_scheduler_name(pipeline, classes, scheduler),
+            num_train_timesteps=_num_train_timesteps(source, scheduler),
             info=ModelInfo.from_folder(folder, config.num_class_embeds, config.null_label),
-            scale=_scale(folder, classes),
+            scale=1 if vae is None else vae.scale,
             unused=registry.unused_parts(index),
-            text_layers=_text_layers(folder, classes),
+            text_layers=tuple(each.num_hidden_layers for each in configs.values() if isinstance(each, CLIPTextConfig)),
+            options={name: index[name] for name in pipeline.options if name in index},
             zeros_for_no_prompt=_zeros_for_no_prompt(folder, pipeline, index),
         )
 
@@ -152,13 +166,21 @@ def _of_its_time(config: DenoiserConfig, pipeline: registry.PipelineClass, saved
     return replace(config, sample_size=max(SAMPLE_SIZE, config.sample_size))
 
 
-def _text_layers(folder: Path, classes: Mapping[str, str]) -> tuple[int, ...]:
-    layers = []
-    for part in registry.PIPELINES[classes["pipeline"]].companions:
-        if isinstance(part, registry.ModelPart) and part.name in classes and issubclass(part.config, CLIPTextConfig):
-            path = folder / part.name / "config.json"
-            layers.append(part.config.from_mapping(read_json(path), path).num_hidden_layers)
-    return tuple(layers)
+def _part_of(config: Any, pipeline: registry.PipelineClass) -> registry.DenoiserPart:
+    """Return the part of a denoiser that the caller gives. Raises InputError if the pipeline does not run it."""
+    for part in pipeline.denoisers:
+        if type(config) is part.config:
+            return part
+    names = " or ".join(part.class_name for part in pipeline.denoisers)
+    raise InputError(f"{pipeline.denoiser.name}: a {pipeline.name} needs it; give a {names}")
+
+
+def _config(folder: Path, classes: Mapping[str, str], given: Mapping[str, Any], part: registry.Part) -> Any:
+    """Return the config of a model beside the denoiser: the given one or the folder's. None: there is no such model."""
+    if not isinstance(part, registry.ModelPart) or part.name in given or part.name not in classes:
+        return given.get(part.name)
+    path = folder / part.name / "config.json"
+    return part.of_class(classes[part.name]).config.from_mapping(read_json(path), path)
 
 
 def _zeros_for_no_prompt(folder: Path, pipeline: registry.PipelineClass, index: Mapping[str, Any]) -> bool:
@@ -169,21 +191,23 @@ def _zeros_for_no_prompt(folder: Path, pipeline: registry.PipelineClass, index: 
         return checked(option, index.get(option, True), bool)
 
 
-def _scale(folder: Path, classes: Mapping[str, str]) -> int:
-    """Return the pixels per latent; 1 without a VAE."""
-    if registry.VAE.name not in classes:
-        return 1
-    path, part = folder / registry.VAE.name / "config.json", registry.VAE.of_class(classes[registry.VAE.name])
-    config = part.config.from_mapping(read_json(path), path)
-    assert isinstance(config, AutoencoderConfig)  # every VAE's
-    return config.scale
+def _scheduler(folder: Path, given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the scheduler's config, the given one or the folder's, and a name for it in errors."""
+    name = registry.SCHEDULER.name
+    if name in given:
+        return name, given[name]
+    path = hub.component_folder(folder, name) / "scheduler_config.json"
+    return str(path), read_json(path)
 
 
-def _num_train_timesteps(folder: Path) -> int:
-    path = _scheduler_path(folder)
-    with naming(str(path)):
-        return checked("num_train_timesteps", read_json(path).get("num_train_timesteps", 1000), TrainSteps)
+def _scheduler_name(
+    pipeline: registry.PipelineClass, classes: Mapping[str, str], config: Mapping[str, Any]
+) -> str | None:
+    if registry.SCHEDULER.name in classes:
+        return pipeline.scheduler or scheduler_name(classes[registry.SCHEDULER.name], config)
+    return scheduler_name(config["_class_name"], config)
 
 
-def _scheduler_path(folder: Path) -> Path:
-    return hub.component_folder(folder, registry.SCHEDULER.name) / "scheduler_config.json"
+def _num_train_timesteps(source: str, config: Mapping[str, Any]) -> int:
+    with naming(source):
+        return checked("num_train_timesteps", config.get("num_train_timesteps", 1000), TrainSteps)

@@ -5,7 +5,7 @@ with it. To add a model, add a part. This file imports no torch, so it knows fas
 `Pipeline.kinds` and `Model.classes` hold the classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -198,10 +198,11 @@ def read_denoiser_part(path: Path) -> DenoiserPart:
     return part
 
 
-def read_model_index(folder: str | Path) -> dict[str, str]:
+def read_model_index(folder: str | Path, without: Collection[str] = ()) -> dict[str, str]:
     """Return the class names in model_index.json: {"pipeline": ..., "scheduler": ..., "unet": ...}.
 
-    A DiTPipeline has a `transformer` instead of a `unet`, and a `vae` unless it draws pixels (null in the file).
+    A DiTPipeline has a `transformer` instead of a `unet`, and a `vae` unless it draws pixels (null in the file). Parts
+    in `without` are left out and not checked.
     Raises InputError for a pipeline or model class that fastdiff does not run, and for code from outside diffusers
     and transformers (custom pipelines, classes of other modules).
     """
@@ -218,7 +219,8 @@ def read_model_index(folder: str | Path) -> dict[str, str]:
         raise InputError(
             f"{path}: {', '.join(extra)} is not part of a {pipeline.name}; remove it or save the pipeline again"
         )
-    there = [part for part in pipeline.parts if not (part in pipeline.optional and _is_null(index.get(part.name)))]
+    wanted = [part for part in pipeline.parts if part.name not in without]
+    there = [part for part in wanted if not (part in pipeline.optional and _is_null(index.get(part.name)))]
     return {"pipeline": pipeline.name} | {part.name: _part_class(path, part, index.get(part.name)) for part in there}
 
 

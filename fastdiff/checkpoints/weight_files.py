@@ -10,12 +10,13 @@ import re
 import stat
 import struct
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar
 
 from fastdiff.arguments import naming
 from fastdiff.checkpoints.configs.model import Library, ModelConfig, Place
-from fastdiff.checkpoints.hub import STEMS, index_names, weights_name
+from fastdiff.checkpoints.hub import STEMS, extensions_of, index_names, weights_name
 from fastdiff.checkpoints.json_files import MAX_BYTES, parse_json, read_json
 from fastdiff.checkpoints.names import Variant, is_file_name
 from fastdiff.errors import InputError
@@ -24,6 +25,8 @@ from fastdiff.schema import Wanted, checked
 WeightMap = Annotated[dict[str, str], Wanted("an object of keys and their files; save the model again")]
 Value = TypeVar("Value")
 Shapes = dict[str, tuple[int, ...]]  # by diffusers' keys
+
+EXTENSIONS = extensions_of(None)
 
 _REMEDY = "use the weights that were saved with this config, or download them again"
 
@@ -36,16 +39,21 @@ class WeightFile(NamedTuple):
     keys: frozenset[str] | None = None
 
 
-def find(folder: str | Path, variant: str | None = None, library: Library = "diffusers") -> list[WeightFile]:
+def find(
+    folder: str | Path,
+    variant: str | None = None,
+    library: Library = "diffusers",
+    extensions: Sequence[str] = EXTENSIONS,
+) -> list[WeightFile]:
     """Return the files with a component's weights: one file, or the shards of an index.
 
-    File names are those of the `library`. safetensors are preferred over .bin. As in diffusers, an index of shards is
-    preferred over a single file, and a `variant` ("fp16") is part of the file's name. Raises InputError for missing
-    weights, a bad index, anything but a regular file, and a compressed .bin.
+    File names are those of the `library`. The first of the `extensions` is preferred. As in diffusers, an index of
+    shards is preferred over a single file, and a `variant` ("fp16") is part of the file's name. Raises InputError for
+    missing weights, a bad index, anything but a regular file, and a compressed .bin.
     """
     checked("variant", variant, Variant | None)
     folder = Path(folder)
-    for extension in ("safetensors", "bin"):
+    for extension in extensions:
         for index in index_names(extension, variant, library):
             if _is_there(folder / index):
                 return _shards(folder / index)
@@ -53,16 +61,22 @@ def find(folder: str | Path, variant: str | None = None, library: Library = "dif
         if _is_there(single):
             _check_archive(single)
             return [WeightFile(single)]
-    raise InputError(_no_weights(folder, variant, library))
+    raise InputError(_no_weights(folder, variant, library, extensions))
 
 
-def check_fit(config: ModelConfig, folder: str | Path, variant: str | None, source: str | Path) -> None:
+def check_fit(
+    config: ModelConfig,
+    folder: str | Path,
+    variant: str | None,
+    source: str | Path,
+    extensions: Sequence[str] = EXTENSIONS,
+) -> None:
     """Raise InputError if an option of `config` does not fit the weights in `folder`.
 
     This only reads headers and file sizes, so a model that the weights could not fill is never built. `source` names
     the config in errors.
     """
-    files = find(folder, variant, config.LIBRARY)
+    files = find(folder, variant, config.LIBRARY, extensions)
     is_pickled = any(file.path.suffix != ".safetensors" for file in files)
     shapes = {} if is_pickled else without_prefix(read_shapes(files), config.KEY_PREFIX)
     for option, place in config.places.items():
@@ -167,12 +181,14 @@ def _shards(index: Path) -> list[WeightFile]:
     return [WeightFile(index.parent / shard, index, frozenset(shards[shard])) for shard in sorted(shards)]
 
 
-def _no_weights(folder: Path, variant: str | None, library: Library) -> str:
+def _no_weights(folder: Path, variant: str | None, library: Library, extensions: Sequence[str]) -> str:
     stems = "|".join(STEMS[library].values())
     pattern = re.compile(rf"(?:{stems})(?:-\d+-of-\d+)?\.([\w-]+?)(?:-\d+-of-\d+)?\.(?:safetensors|bin)")
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     variants = sorted({match[1] for match in map(pattern.fullmatch, names) if match})
-    wanted = weights_name("safetensors", variant, library)
+    wanted = weights_name(extensions[0], variant, library)
+    if len(extensions) == 1 and not variant:
+        return f"{folder} has no {wanted}; leave use_safetensors out, or save the model there with save_pretrained"
     if variants:
         return f"{folder} has no {wanted}; ask for one of its variants: {', '.join(variants)}"
     remedy = (

@@ -8,14 +8,14 @@ A state dict has diffusers' names until `fuse`. Parameters of our models differ 
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fastdiff.checkpoints import weight_files
@@ -30,23 +30,26 @@ IGNORED = "position_ids"  # a buffer in old checkpoints, which transformers igno
 
 
 class Conversion(NamedTuple):
-    """How to make a parameter of ours from diffusers' parameter of the same name."""
+    """How to make a parameter of ours from diffusers' parameter of the same name, and back."""
 
     shape: tuple[int, ...]  # of diffusers' parameter
     convert: Callable[[Tensor], Tensor]
+    restore: Callable[[Tensor], Tensor]  # the inverse, equal in bits
 
 
 def load_state_dict(
-    folder: str | Path, variant: str | None = None, library: Library = "diffusers"
+    folder: str | Path,
+    variant: str | None = None,
+    library: Library = "diffusers",
+    extensions: Sequence[str] = weight_files.EXTENSIONS,
 ) -> dict[str, Tensor]:
     """Return the tensors of a component folder, on the CPU, by the names of its `library`.
 
-    safetensors are preferred over .bin. As in diffusers, an index of shards is preferred over a single file, and a
-    `variant` ("fp16") is part of the file's name. Raises InputError for weights that are missing, damaged, or cannot
-    be read without running code.
+    The files are those of `weight_files.find`. Raises InputError for weights that are missing, damaged, or cannot be
+    read without running code.
     """
     state: dict[str, Tensor] = {}
-    for path, index, keys in weight_files.find(folder, variant, library):
+    for path, index, keys in weight_files.find(folder, variant, library, extensions):
         tensors = _read_tensors(path)
         if keys is not None and tensors.keys() != keys:
             raise InputError(
@@ -219,6 +222,29 @@ def fuse(state: dict[str, Tensor], model: nn.Module) -> None:
             state[name] = torch.cat([state.pop(key) for key in keys])
     for name, conversion in conversions_of(model).items():
         state[name] = laid_out(conversion.convert(state[name]), torch.channels_last)
+
+
+def diffusers_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict of diffusers' model with these weights, as views where possible: the inverse of `fuse`."""
+    conversions = conversions_of(model)
+    return {
+        key: conversions[name].restore(each) if name in conversions else each
+        for name, tensor in model.state_dict().items()
+        for key, each in split_stacked(tensor, diffusers_keys(model, name)).items()
+    }
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors as a safetensors file, in torch's default layout. A file of this name is replaced as a whole."""
+    part = path.with_name(f"{path.name}.part")
+    copies = {
+        key: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()
+    }
+    try:
+        save_file(copies, part, metadata={"format": "pt"})
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _is_real(dtype: torch.dtype) -> bool:

@@ -230,7 +230,8 @@ class _Loop:
         name = tuple(value for key, value in vars(self.step).items() if key != "denoiser")
         run = self.denoiser.graphed(name, self.step)
         conditioning, entries = self.table.at(i), self.all_conditions[:, part].flatten()
-        constants, z, zeros = self._fixed(part, x_t, conditioning.text)
+        constants, seeds, zeros = self._fixed(part, x_t, conditioning.text)
+        z: Tensor | Fixed = seeds
         if self.seeds is None and any(self.schedule.draws_noise):
             z = torch.zeros_like(x_t[part]) if noise is None else noise[part]
         time = conditioning.temb[entries], conditioning.timesteps[entries].float()  # some samplers have whole numbers

@@ -74,6 +74,7 @@ class AutoencoderKL(Autoencoder):
         self.tile_sample_min_size = config.tile_size
         self.tile_latent_min_size = config.tile_size // config.scale
         self.tile_overlap_factor = 0.25
+        self.use_slicing = False
         self._has_warned = False
         self._lay_out()
 
@@ -84,6 +85,14 @@ class AutoencoderKL(Autoencoder):
     def disable_tiling(self) -> None:
         """Compute every picture as a whole."""
         self.use_tiling = False
+
+    def enable_slicing(self) -> None:
+        """Compute one picture at a time, which takes less memory. Pictures keep their bits."""
+        self.use_slicing = True
+
+    def disable_slicing(self) -> None:
+        """Compute as many pictures at a time as their size allows."""
+        self.use_slicing = False
 
     def forward(
         self,

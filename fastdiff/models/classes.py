@@ -1,6 +1,6 @@
 """Find the model class of a part, and load the models of a pipeline's folder."""
 
-from dataclasses import replace
+from collections.abc import Collection
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,13 +29,15 @@ def model_class(part: ModelPart, kind: type[AnyModel]) -> type[AnyModel]:
 DENOISERS: dict[str, type[Denoiser]] = {part.class_name: model_class(part, Denoiser) for part in registry.denoisers()}
 
 
-def load_models(card: ModelCard, load: Load) -> dict[str, Model]:
-    """Load the models of a pipeline's folder. Return them by part name. Raises as `Model.from_folder`."""
+def load_models(card: ModelCard, load: Load, without: Collection[str] = ()) -> dict[str, Model]:
+    """Load the models of a pipeline's folder. Return them by part name. Raises as `Model.from_folder`.
+
+    without: names of parts that are not loaded.
+    """
     return {
-        part.name: model_class(part, Model).from_folder(
-            folder, load if part.in_8_bits else replace(load, precision="full")
-        )
+        part.name: model_class(part, Model).from_folder(folder, load.of_part(part.name, in_8_bits=part.in_8_bits))
         for part, folder in model_folders(card).items()
+        if part.name not in without
     }
 
 

@@ -137,6 +137,9 @@ class CLIPTextModel(Model):
         self.stacked = {f"{path}qkv_proj.": {f"{path}{name}.": 1 for name in QKV} for path in attentions}
         self._lay_out()
 
+    def saved_key(self, key: str) -> str:
+        return key if key.startswith("text_projection.") else self.config.KEY_PREFIX + key
+
     def forward(
         self,
         input_ids: Tensor,

@@ -25,6 +25,7 @@ class Autoencoder(Model):
     """The base class of AutoencoderKL and AutoencoderTiny. A picture has the same bits in any batch."""
 
     config: AutoencoderConfig
+    use_slicing = False  # whether a GPU computes one picture at a time
 
     def encode(self, x: Tensor) -> Any:
         """Encode pictures (N, C_in, H, W): a tuple of their latents, or of the distribution of their latents."""
@@ -48,6 +49,8 @@ class Autoencoder(Model):
 
     def _at_once(self, half: Half, x: Tensor) -> int:
         """Return how many of these pictures a GPU computes at a time."""
+        if self.use_slicing:
+            return 1
         if x.dtype.itemsize > 2:  # torch's attention runs there, and its bits may depend on the batch
             return 1
         scale = self.config.scale if half is type(self)._decode else 1

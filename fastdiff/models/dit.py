@@ -221,7 +221,7 @@ class DiTTransformer2DModel(Denoiser):
         self.norm1 = AdaLayerNormZero(config)
         self.transformer_blocks = nn.ModuleList(BasicTransformerBlock(config) for _ in range(blocks))
         self.proj_out_1 = nn.Linear(channels, 2 * channels)
-        self.proj_out_2 = nn.Linear(channels, config.patch_size**2 * config.out_channels)
+        self.proj_out_2 = nn.Linear(channels, config.patch_size**2 * config.prediction_channels)
 
         self.stacked = {"norm1.": {f"transformer_blocks.{i}.norm1.": 1 for i in range(blocks)}}
         self._columns = [6 * channels] * blocks + [2 * channels]

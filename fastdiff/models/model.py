@@ -20,12 +20,13 @@ from fastdiff.execution.devices import check_precision, check_weights_dtype, on_
 from fastdiff.kernels.host.compiling import get_ready
 from fastdiff.kernels.host.weights import Quantised
 from fastdiff.kinds import Precision
+from fastdiff.models.surface import Surface
 from fastdiff.schema import checked
 
 AnyModel = TypeVar("AnyModel", bound="Model")
 
 
-class Model(nn.Module):
+class Model(Surface):
     """The base class of all models: a model of diffusers or transformers, for inference.
 
     A model takes the same config.json, weights and call as the class of the same name in diffusers or transformers.
@@ -39,6 +40,7 @@ class Model(nn.Module):
     classes: ClassVar[dict[str, type["Model"]]] = {}  # the subclasses by name, once their modules are imported
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         Model.classes[cls.__name__] = cls
 
     def __init__(self, config: ModelConfig):
@@ -126,11 +128,11 @@ class Model(nn.Module):
                 f"{path} describes a {config['_class_name']}, but {cls.part.class_name} is wanted; give another folder"
             )
         options = cls.part.config.from_mapping(config, path)
-        weight_files.check_fit(options, folder, load.variant, path)
+        weight_files.check_fit(options, folder, load.variant, path, load.extensions)
         _prepare_kernels(load.home)
         with on_meta():
             model = cls.from_config(options, source=str(path))
-        state = weights.load_state_dict(folder, load.variant, options.LIBRARY)
+        state = weights.load_state_dict(folder, load.variant, options.LIBRARY, load.extensions)
         state = weight_files.without_prefix(state, options.KEY_PREFIX)
         in_8_bits = formats(model, load.precision)
         weights.load_weights(model, state, source=str(folder), dtype=load.dtype, device=load.home, in_8_bits=in_8_bits)

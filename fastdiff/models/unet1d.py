@@ -104,8 +104,8 @@ class Upsample1D(nn.Module):
         super().__init__()
         self.conv = Conv1d(channels, 2 * channels, 3)
         self.conversions = {
-            "conv.weight": Conversion((channels, channels, 4), plain_weight),
-            "conv.bias": Conversion((channels,), plain_bias),
+            "conv.weight": Conversion((channels, channels, 4), plain_weight, transposed_weight),
+            "conv.bias": Conversion((channels,), plain_bias, transposed_bias),
         }
 
     def forward(self, x: Tensor) -> Tensor:
@@ -122,6 +122,17 @@ def plain_weight(transposed: Tensor) -> Tensor:
 def plain_bias(transposed: Tensor) -> Tensor:
     """(C_out,) -> (2 C_out,)."""
     return transposed.repeat(2)
+
+
+def transposed_weight(plain: Tensor) -> Tensor:
+    """(2 C_out, C_in, 3) -> (C_in, C_out, 4), the inverse of `plain_weight`."""
+    even, odd = plain.chunk(2)  # w[3], w[1], 0 and 0, w[2], w[0]
+    return torch.stack([odd[:, :, 2], even[:, :, 1], odd[:, :, 1], even[:, :, 0]], dim=2).transpose(0, 1)
+
+
+def transposed_bias(plain: Tensor) -> Tensor:
+    """(2 C_out,) -> (C_out,), the inverse of `plain_bias`."""
+    return plain.chunk(2)[0]
 
 
 class Stage1D(nn.Module):

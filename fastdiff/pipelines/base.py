@@ -1,17 +1,14 @@
-"""Pipeline, the base class: loads the parts of a model folder and runs the denoising loop."""
+"""Pipeline, the base class: runs the denoising loop."""
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.diffusion.conditions import Conditions, choose_conditions
@@ -20,38 +17,33 @@ from fastdiff.diffusion.finite import Extremes
 from fastdiff.diffusion.pictures import Subjects, check_latents, list_pictures, picture_shape
 from fastdiff.diffusion.results import PipelineOutput, Step
 from fastdiff.errors import InputError
-from fastdiff.execution.devices import dtype_name, naming_lost_device
-from fastdiff.execution.memory import Portions, or_explain, remedies
+from fastdiff.execution.devices import naming_lost_device
+from fastdiff.execution.memory import Portions
 from fastdiff.execution.pace import Pace
-from fastdiff.kinds import NotNegative, Precision
-from fastdiff.models.classes import load_models
+from fastdiff.kinds import NotNegative
 from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.pipelines.drawing import Drawing, DrawingOptions
-from fastdiff.pipelines.parts import Parts
-from fastdiff.requests.defaults import LIBRARY, PRECISION, ModelFacts, Sampling, SamplingOptions, complete_sampling
+from fastdiff.pipelines.folders import FromFolder
+from fastdiff.pipelines.signatures import CALLS, by_name
+from fastdiff.requests.defaults import LIBRARY, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.requests.request import Request
-from fastdiff.samplers.shared.from_config import folder_scheduler
 from fastdiff.samplers.shared.noise import Noise, check_generators
 from fastdiff.samplers.shared.schedule import Schedule
-from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
-
-AnyPipeline = TypeVar("AnyPipeline", bound="Pipeline")
 
 _log = logging.getLogger(__name__)
 
 
-def scheduler_of(card: ModelCard, name: str | None) -> Scheduler:
-    """Return the scheduler `name`, made from a model folder's scheduler config. None: the model's default scheduler.
+class LastRun(NamedTuple):
+    """The facts of the last call of a pipeline, which diffusers' pipelines show as attributes."""
 
-    Raises InputError if the scheduler config cannot be used.
-    """
-    config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
-    name = name or ModelFacts.of(card).default_scheduler
-    return folder_scheduler(config, name, card.scheduler, card.pipeline.scheduler_options)
+    guidance_scale: float
+    num_timesteps: int  # calls of the model
+    guidance_rescale: float = 0.0
+    clip_skip: int | None = None
 
 
-class Pipeline(Parts, ABC):
+class Pipeline(FromFolder):
     """The base class of all pipelines, which run model folders that diffusers saved.
 
     `Pipeline.from_pretrained` returns an instance of the subclass that matches the folder: a `LabelPipeline`, a
@@ -64,80 +56,7 @@ class Pipeline(Parts, ABC):
     `checkpoints.registry.PIPELINES`.
     """
 
-    kinds: ClassVar[dict[str, type["Pipeline"]]] = {}  # name -> subclass; filled when the subclass's module is imported
-
-    def __init_subclass__(cls) -> None:
-        Pipeline.kinds[cls.__name__] = cls
-
-    @classmethod
-    def from_pretrained(
-        cls: type[AnyPipeline],
-        name_or_path: str | Path,
-        *,
-        device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto",
-        scheduler: str | None = None,
-        variant: str | None = None,
-        offload: bool = False,
-        precision: Precision = PRECISION,
-        **hub_options: Any,
-    ) -> AnyPipeline:
-        """Load a pipeline. The class of the returned pipeline depends on the folder.
-
-        Args:
-            name_or_path: the name of a bundled model, a pipeline folder that diffusers saved, or a Hugging Face Hub id.
-            device: `"auto"` uses a GPU if there is one, else the CPU.
-            dtype: `"auto"` is float32 on the CPU and bfloat16 on a GPU.
-            scheduler: a name such as `"ddim"`, `"ddpm"`, `"euler"` or `"euler-a"`. The scheduler is made from the
-                folder's scheduler config. The error for an unknown name lists all names. Default: the scheduler that
-                the folder names.
-            variant: the variant of the weight files, such as `"fp16"`.
-            offload: keep each part in host memory, and move it to the GPU only while it runs. The pictures are the
-                same; a run needs less GPU memory and more time.
-            precision: `"int8"` stores the weights of the denoiser and of the text encoders in 8 bits. They need half
-                the memory of 16-bit weights and cause an error, which `fastdiff verify MODEL --precision int8`
-                measures. `"fp8"` also multiplies in 8 bits, and needs a GPU of sm_89 or later.
-            hub_options: `revision`, `token` and `local_files_only`.
-
-        Raises:
-            InputError: the model cannot be loaded, or the folder needs another class than this one.
-            NonFiniteError: the weights contain NaN.
-            OutOfMemoryError: the weights do not fit. It is a MemoryError and a torch.OutOfMemoryError.
-            DeviceLostError: the GPU fails.
-        """
-        load = Load.of(  # checks the arguments before anything is downloaded
-            device=device, dtype=dtype, variant=variant, precision=precision, offload=offload, scheduler=scheduler
-        )
-        folder = hub.resolve(name_or_path, variant=variant, **hub_options)
-        if not (folder / "model_index.json").is_file():
-            raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
-        card = ModelCard.read(str(name_or_path), folder)
-        pipe = cls.from_card(card, load)
-        if card.notice:
-            _log.warning(card.notice)
-        return pipe
-
-    @classmethod
-    def from_card(cls: type[AnyPipeline], card: ModelCard, load: Load) -> AnyPipeline:
-        """Load the pipeline of a `ModelCard`: a folder whose configs are already read. Raises as `from_pretrained`."""
-        kind = Pipeline.kinds[card.drawn_by]
-        if not issubclass(kind, cls):
-            raise InputError(f"{card.name}: it needs a {kind.__name__}; load it with Pipeline.from_pretrained")
-        with naming_lost_device():
-            models = or_explain(
-                partial(load_models, card, load),
-                f"{load.home}: out of memory for the weights of {card.name} in {dtype_name(load.dtype)}; "
-                + remedies("end what else runs there", load.dtype),
-            )
-        pipe = kind._of_card(card, models, scheduler_of(card, load.scheduler))
-        return pipe.offloaded_from(load.device) if load.offload else pipe
-
-    @classmethod
-    @abstractmethod
-    def _of_card(
-        cls: type[AnyPipeline], card: ModelCard, models: Mapping[str, Any], scheduler: Scheduler
-    ) -> AnyPipeline:
-        """Return the pipeline of a folder. `models`: part name (unet, vae, text_encoder ...) -> model."""
+    _last: LastRun | None = None
 
     @abstractmethod
     def stream(self, **options: Any) -> Iterator[Step]:
@@ -152,6 +71,10 @@ class Pipeline(Parts, ABC):
         Args:
             num_inference_steps: default: the model's own number; else 50, or all training steps for DDPM. A few
                 samplers call the model more often.
+            timesteps: the timesteps of the run, descending, instead of `num_inference_steps`, for samplers that
+                support it.
+            sigmas: the noise levels of the run, descending, instead of `num_inference_steps`, for samplers that support
+                it.
             guidance_scale: 1 is unguided. Default: the model's own, else that of diffusers' pipeline, else 1.
             eta: of DDIM and TCD, 0 to 1. Default: the model's own, else diffusers' for the kind of pipeline.
             use_clipped_model_output: of DDIM. Default: the model's own, else False.
@@ -174,22 +97,30 @@ class Pipeline(Parts, ABC):
             DeviceLostError: the GPU fails.
         """
 
-    def __call__(self, *, return_dict: bool = True, **options: Any) -> Any:
-        """Draw pictures and return the output. Takes the arguments of `stream`.
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Draw pictures and return the output. Takes the arguments of `stream`, and `return_dict`.
+
+        Arguments by position have the order of diffusers' pipeline: `pipe(prompt, height, width)` for Stable Diffusion,
+        `pipe(batch_size)` for DDPM and DDIM, `pipe(class_labels, guidance_scale)` for DiT; see `signatures.CALLS`.
 
         If memory runs out, fewer pictures are computed at a time, and a warning is logged.
 
         Args:
-            return_dict: True returns a named tuple (`PipelineOutput`, or `TrajectoryOutput` for trajectories). False
-                returns a plain tuple.
+            return_dict: True, the default, returns a named tuple (`PipelineOutput`, or `TrajectoryOutput` for
+                trajectories). False returns a plain tuple.
         """
-        checked("return_dict", return_dict, bool)
+        options = by_name(CALLS.get(self.diffusers_class, ()), args, options, type(self).__name__)
+        return_dict = checked("return_dict", options.pop("return_dict", True), bool)
         warned = False
-        for step in self.stream(**options):
-            output = step.trajectories or PipelineOutput(step.images)
-            if step.notice and not warned:
-                _log.warning(step.notice)
-                warned = True
+        with ExitStack() as stack:
+            for step in self.stream(**options):
+                if step.index == 0:
+                    bar = stack.enter_context(self.progress_bar(total=step.num_steps))
+                bar.update()
+                output = step.trajectories or PipelineOutput(step.images)
+                if step.notice and not warned:
+                    _log.warning(step.notice)
+                    warned = True
         return output if return_dict else tuple(output)
 
     def _begin(self, options: DrawingOptions, subjects: Subjects, **counts: int | None) -> Drawing:
@@ -203,7 +134,8 @@ class Pipeline(Parts, ABC):
         check_latents(options.latents, self.denoiser.config)
         chosen, seeds = list_pictures(subjects, options.seed, options.counts | counts)
         sampling = self._complete(options)
-        schedule = self._schedule(sampling)
+        schedule = self._schedule(sampling, options.timesteps, options.sigmas)
+        self._last = LastRun(sampling.guidance_scale, len(schedule))
         shape = self._shape(options)
         noise = Noise(seeds, shape, options.generator, self.device, self.dtype)
         halves = options.generator is None
@@ -293,17 +225,22 @@ class Pipeline(Parts, ABC):
 
         return end
 
-    def _schedule(self, sampling: Sampling) -> Schedule:
+    def _schedule(self, sampling: Sampling, timesteps: Any = None, sigmas: Any = None) -> Schedule:
+        """Return the schedule of a run. `timesteps` or `sigmas` replace the number of steps, as in diffusers."""
+        asked = {"timesteps": timesteps, "sigmas": sigmas}
+        custom = {name: value for name, value in asked.items() if value is not None}
+        steps: Any = None if custom else sampling.num_inference_steps
         if self.scheduler.follows_flow and not isinstance(self.denoiser, UNet2DModel):  # as DDPMPipeline takes it
             raise InputError(
                 f"scheduler {self.scheduler_name}: it needs a model that predicts the velocity of a flow; use another"
             )
         schedule = self.scheduler.schedule(
-            sampling.num_inference_steps,
+            steps,
             eta=sampling.eta,
             use_clipped_model_output=sampling.use_clipped_model_output,
+            **custom,
         )
-        channels = self.denoiser.config.sample_channels, self.denoiser.config.out_channels
+        channels = self.denoiser.config.sample_channels, self.denoiser.config.prediction_channels
         halves = (1, 2) if schedule.options.variance == "fixed" else (2,)
         if channels[1] not in [half * channels[0] for half in halves]:
             raise InputError(

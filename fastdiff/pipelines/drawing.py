@@ -1,9 +1,9 @@
 """Drawing: one call of a pipeline, from its arguments to the steps of the denoising loop."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -17,6 +17,11 @@ from fastdiff.models.blocks.protocols import DenoiserLike
 from fastdiff.requests.defaults import SEED, Sampling
 from fastdiff.samplers.shared.noise import Generators, Noise
 from fastdiff.samplers.shared.schedule import Schedule
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+AnyOptions = TypeVar("AnyOptions", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class DrawingOptions:
     height: int | None = None
     width: int | None = None
     horizon: int | None = None  # of trajectories, instead of height and width
+    timesteps: Any = None
+    sigmas: Any = None
     generator: Generators | None = None
     latents: Tensor | None = None
     output_type: str | None = None
@@ -97,12 +104,34 @@ class Drawing:
         )
 
 
-def refuse(options: dict[str, Any], reasons: Mapping[str, str]) -> None:
-    """Remove arguments of other pipelines from `options`. Raises InputError if one is neither None nor False.
+def accepted(
+    options: Mapping[str, Any], known: Collection[str], refused: Mapping[str, str], whose: str
+) -> dict[str, Any]:
+    """Return the options of a call that a pipeline takes.
 
-    reasons: argument name -> why it is refused.
+    Args:
+        options: argument name -> value.
+        known: the names that the pipeline takes.
+        refused: the arguments of other pipelines and of diffusers that it does not take, and why. None and False ask
+            for nothing.
+        whose: what kind of pipeline it is, for errors.
+
+    Raises InputError for an argument that is refused, and for an unknown one.
     """
-    for name, reason in reasons.items():
-        value = options.pop(name, None)
-        if value is not None and value is not False:
-            raise InputError(f"{name}: {reason}")
+    for name in sorted(options.keys() - known):
+        if name not in refused:
+            raise InputError(f"{name}: {whose} have no such argument; leave it out")
+        if options[name] is not None and options[name] is not False:
+            raise InputError(f"{name}: {refused[name]}")
+    return {name: value for name, value in options.items() if name in known}
+
+
+def options_of(kind: type[AnyOptions], options: Mapping[str, Any]) -> AnyOptions:
+    """Make a `kind` of those `options` that are its fields."""
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in options.items() if name in names})
+
+
+def names_of(*kinds: type) -> set[str]:
+    """Return the names of the fields of dataclasses."""
+    return {field.name for kind in kinds for field in fields(kind)}

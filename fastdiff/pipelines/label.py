@@ -4,10 +4,11 @@ Seeds and labels -> noise, schedule and conditions -> the denoising loop -> pict
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor
 
+from fastdiff.arguments import naming
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.diffusion.pictures import Label, Subjects, read_labels
@@ -16,11 +17,15 @@ from fastdiff.errors import InputError
 from fastdiff.models.coding import Autoencoder
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.pipelines.base import Pipeline
-from fastdiff.pipelines.drawing import DrawingOptions, refuse
+from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of
 from fastdiff.requests.defaults import LIBRARY
+from fastdiff.samplers.ddim import DDIMScheduler
 from fastdiff.samplers.shared.scheduler import Scheduler
+from fastdiff.schema import Wanted, checked
 
-NOT_HERE = {  # arguments of other pipelines, and why they are refused
+_Names = Annotated[str | tuple[str, ...], Wanted("the name of a label, or a list of names")]
+
+REFUSED = {  # arguments of other pipelines, and why they are refused
     "prompt": "this model has no text encoder; leave it out, or give a Stable Diffusion model",
     "horizon": "this model draws pictures; leave it out",
     "conditions": "this model draws pictures; leave it out",
@@ -63,8 +68,24 @@ class LabelPipeline(Pipeline):
             )
 
     @classmethod
-    def _of_card(cls, card: ModelCard, models: Mapping[str, Any], scheduler: Scheduler) -> "LabelPipeline":
-        return cls(models[card.denoiser.name], scheduler, card.info, card.name, models.get("vae"))
+    def _of_card(cls, card: ModelCard, parts: Mapping[str, Any], scheduler: Scheduler) -> "LabelPipeline":
+        return cls(parts[card.denoiser.name], scheduler, card.info, card.name, parts.get("vae"))
+
+    def _usual_class(self) -> str:
+        if self.denoiser.part.name == "transformer":
+            return "DiTPipeline"
+        return "DDIMPipeline" if isinstance(self.scheduler, DDIMScheduler) else "DDPMPipeline"
+
+    @property
+    def labels(self) -> dict[str, int]:
+        """The index of each label by its name, as in diffusers' DiTPipeline."""
+        return {name: index for index, name in enumerate(self.info.labels) if name is not None}
+
+    def get_label_ids(self, label: str | Sequence[str]) -> list[int]:
+        """Return the indices of labels by their names, as diffusers' DiTPipeline. Raises InputError for other names."""
+        names = checked("label", label, _Names)
+        with naming("label"):
+            return [self.info.label_index(name) for name in ([names] if isinstance(names, str) else names)]
 
     def stream(
         self,
@@ -90,8 +111,8 @@ class LabelPipeline(Pipeline):
 
         Raises as `Pipeline.stream`.
         """
-        refuse(options, NOT_HERE)
+        asked = accepted(options, names_of(DrawingOptions) - {"horizon"}, REFUSED, "pipelines of labels")
         subjects = Subjects("class_labels", read_labels(class_labels), "num_images", num_images)
         rows = len(subjects.each) if isinstance(class_labels, Tensor) else None
-        drawing = self._begin(DrawingOptions(**options), subjects, class_labels=rows)
+        drawing = self._begin(DrawingOptions(**asked), subjects, class_labels=rows)
         return self._run(drawing, drawing.denoise(self.denoiser, self._conditions(drawing)))

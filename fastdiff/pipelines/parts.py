@@ -7,10 +7,11 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from fastdiff.arguments import instance, optional, text
+from fastdiff.arguments import instance, optional, shown, text
 from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.checkpoints.registry import SCHEDULER, TOKENIZER, TOKENIZER_2, VAE
 from fastdiff.diffusion.decoding import OutputType, begin_decode, check_channels
 from fastdiff.diffusion.pictures import check_state
 from fastdiff.errors import InputError
@@ -19,10 +20,12 @@ from fastdiff.execution.offloading import on_gpu, rest_on_host
 from fastdiff.models.classes import DENOISERS
 from fastdiff.models.coding import Autoencoder
 from fastdiff.models.denoiser import Denoiser
+from fastdiff.models.live import model_like
 from fastdiff.models.model import Model
 from fastdiff.samplers.shared.from_config import name_of, scheduler_like
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
+from fastdiff.text.tokenizer import CLIPTokenizer
 
 AnyParts = TypeVar("AnyParts", bound="Parts")
 
@@ -30,9 +33,47 @@ VAE_KINDS = "an AutoencoderKL or AutoencoderTiny of fastdiff"
 PREVIEW_SIDE = 32  # a preview averages larger latents down to about this side, so that it decodes quickly
 
 
+def _part(name: str) -> property:
+    """Return the property of a part. A pipeline that cannot have the part has no such attribute, as in diffusers."""
+
+    def get(self: "Parts") -> Any:
+        if name in self.components or name in self.optional_parts:
+            return self.components.get(name)
+        raise AttributeError(f"this {type(self).__name__} has no {name}")
+
+    def set(self: "Parts", value: Any) -> None:
+        self.__dict__.update(vars(self.with_parts(**{name: value})))
+
+    return property(get, set, doc=f"The {name}. It can be set to one of fastdiff, or to a live one of diffusers.")
+
+
+def adopted(name: str, value: Any) -> Any:
+    """Return a part as one of fastdiff's: ours and None unchanged, a live one of diffusers or transformers converted.
+
+    Raises InputError that begins with `name` for anything else.
+    """
+    if value is None or isinstance(value, Model | CLIPTokenizer | Scheduler):
+        return value
+    if name == SCHEDULER.name:
+        return scheduler_like(value)
+    if isinstance(value, nn.Module):
+        return model_like(value, name)
+    if name in (TOKENIZER.name, TOKENIZER_2.name):
+        return CLIPTokenizer.like(value, name)
+    raise InputError(f"{name}: {shown(value)} has the wrong type; give a model of fastdiff or of diffusers")
+
+
 class Parts:
     """A denoiser, its scheduler, and a VAE if the denoiser works on latents. A subclass may have more parts."""
 
+    unet, transformer, value_function = _part("unet"), _part("transformer"), _part("value_function")
+    text_encoder, text_encoder_2 = _part("text_encoder"), _part("text_encoder_2")
+    tokenizer, tokenizer_2 = _part("tokenizer"), _part("tokenizer_2")
+    vae = _part("vae")
+
+    _gpu: torch.device | None = None  # the GPU that the models run on, if the pipeline is offloaded
+
+    optional_parts: ClassVar[tuple[str, ...]] = (VAE.name,)  # parts that may be None
     reads_text: ClassVar[bool] = False  # whether the pipeline takes prompts
 
     def __init__(self, denoiser: Denoiser, scheduler: Any, info: ModelInfo | None, name: str, vae: Autoencoder | None):
@@ -45,10 +86,9 @@ class Parts:
                 f"vae: it decodes {vae.config.latent_channels} channels, and the model denoises "
                 f"{denoiser.config.in_channels}; give the VAE that the model was trained with"
             )
-        self.denoiser, self.name, self.vae = denoiser, name, vae
+        self.denoiser, self.name, self._vae = denoiser, name, vae
         self.info = info or ModelInfo(null_label=denoiser.config.null_label)
         self.scheduler = scheduler
-        self._gpu: torch.device | None = None  # the GPU that the models run on, if the pipeline is offloaded
         self._preview_vae: Autoencoder | None = None
 
     @property
@@ -94,6 +134,43 @@ class Parts:
         return other
 
     @property
+    def components(self) -> dict[str, Any]:
+        """The parts of the pipeline by name: models, tokenizers and the scheduler."""
+        vae = {} if self._vae is None else {VAE.name: self._vae}
+        return {**vae, self.denoiser.part.name: self.denoiser, SCHEDULER.name: self.scheduler}
+
+    def with_parts(self: AnyParts, **parts: Any) -> AnyParts:
+        """Return a pipeline with some parts replaced, and all other parts shared.
+
+        Args:
+            parts: the new parts by name, such as `vae` and `scheduler`: objects of fastdiff, or live ones of diffusers
+                and transformers, which are copied. Models move to the device of the pipeline and keep their dtype.
+
+        Raises InputError for parts that the pipeline does not have, and for parts that do not match.
+        """
+        unknown = [name for name in parts if name not in {*self.components, *self.optional_parts}]
+        if unknown:
+            raise InputError(f"{unknown[0]}: a {type(self).__name__} has no such part; leave it out")
+        ours = {name: self._at_home(adopted(name, part)) for name, part in parts.items()}
+        other = copy.copy(self)
+        type(self).__init__(other, **self._arguments(self.components | ours))
+        return other
+
+    def _arguments(self, parts: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the constructor for a pipeline of these parts."""
+        denoiser = parts[self.denoiser.part.name]
+        own = {"info": self.info, "name": self.name, "vae": parts.get(VAE.name)}
+        return {"denoiser": denoiser, "scheduler": parts[SCHEDULER.name], **own}
+
+    def _at_home(self, part: Any) -> Any:
+        """Move a part that is a model to where the pipeline keeps its models."""
+        if isinstance(part, Model) and part.device != self.denoiser.device:
+            part.to(self.denoiser.device)
+        if isinstance(part, Model) and self._gpu is not None:
+            rest_on_host(part)
+        return part
+
+    @property
     def scheduler_name(self) -> str:
         """The scheduler's name in requests, such as ddim, ddpm or euler-karras."""
         return name_of(self.scheduler)
@@ -114,10 +191,19 @@ class Parts:
         return tuple(each for each in (self.denoiser, self.vae, self.preview_vae) if each is not None)
 
     def to(self: AnyParts, *args: Any, **kwargs: Any) -> AnyParts:
-        """Move the models to a device or dtype, as `torch.nn.Module.to` does, and return the pipeline itself.
+        """Move the models to a device or dtype, and return the pipeline itself.
+
+        Args:
+            args: a device, a dtype, or a device and a dtype, as in diffusers.
+            kwargs: `device` and `dtype`, also by their older names `torch_device` and `torch_dtype`.
+                `silence_dtype_warnings` has no effect, as there are no such warnings.
 
         Raises InputError if the models cannot be moved there, or if the pipeline is offloaded.
         """
+        kwargs.pop("silence_dtype_warnings", None)
+        for name in ("device", "dtype"):
+            kwargs |= {name: kwargs.pop(f"torch_{name}")} if f"torch_{name}" in kwargs else {}
+        kwargs = {name: value for name, value in kwargs.items() if value is not None}
         check_move(*args, **kwargs)
         if self._gpu is not None:
             raise InputError("to: an offloaded pipeline moves its own parts; load it without offload to move it")

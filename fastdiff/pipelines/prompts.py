@@ -87,6 +87,27 @@ class Prompts:
         pairs = zip(negative, self._second_negative or negative, strict=True)
         return [self._encode(pair, 0, "negative prompt") for pair in pairs]
 
+    def stacked(self, count: int, device: torch.device, *, negative: bool) -> tuple[Tensor | None, ...]:
+        """Return the embeddings of the prompts and of the negative prompts as tensors, as diffusers' encode_prompt.
+
+        Args:
+            count: the rows for each prompt.
+            negative: whether to encode the negative prompts. Without it, only given embeddings are returned.
+
+        Returns:
+            (prompts, negative prompts), and for SDXL also both pooled; None for what there is not.
+        """
+        prompts = self.encode()
+        halves = [prompts, self.encode_negative(prompts) if negative else self._negative_embeds]
+        fields = ("text", "pooled") if self._encoders.of_sdxl else ("text",)
+        return tuple(
+            None
+            if half is None
+            else torch.stack([getattr(each, field) for each in half]).repeat_interleave(count, 0).to(device)
+            for field in fields
+            for half in halves
+        )
+
     @functools.cached_property
     def _cache(self) -> dict[tuple, Encoded]:
         return {}

@@ -4,52 +4,52 @@ Prompts -> text encoders -> conditions; seeds -> noise; the denoising loop -> VA
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from fastdiff.arguments import instance
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.checkpoints.registry import PIPELINES, TEXT_ENCODER, UNET_CONDITION
 from fastdiff.diffusion.decoding import OutputType, check_finite, with_mean_and_std
 from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
-from fastdiff.execution.devices import naming_lost_device
-from fastdiff.kinds import Fraction
+from fastdiff.execution.devices import naming_lost_device, resolve_device
+from fastdiff.kinds import Fraction, Pictures
 from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
 from fastdiff.models.coding import Autoencoder
 from fastdiff.models.model import Model
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
-from fastdiff.pipelines.base import Pipeline
+from fastdiff.pipelines.base import LastRun, Pipeline
 from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback
-from fastdiff.pipelines.drawing import DrawingOptions
+from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
 from fastdiff.pipelines.encoding import TextEncoders
 from fastdiff.pipelines.guiding import make_conditions
+from fastdiff.pipelines.image_processor import ImageProcessor
 from fastdiff.pipelines.parts import VAE_KINDS
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
+from fastdiff.pipelines.signatures import ENCODE_PROMPT, by_name
 from fastdiff.pipelines.sizes import SizeOptions
 from fastdiff.requests.defaults import LIBRARY
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
 
-AnyOptions = TypeVar("AnyOptions", DrawingOptions, PromptOptions, SizeOptions)
-
 LATENT = "latent"  # an output type: the U-Net's result, not decoded
-NOT_HERE = {  # arguments of other pipelines and of diffusers, and why they are refused
-    "class_labels": "this model takes prompts",
-    "num_images": "text-to-image pipelines use num_images_per_prompt",
-    "callback": "callback_on_step_end replaces it",
-    "callback_steps": "callback_on_step_end is called after each step",
-    "timesteps": "custom timesteps are not supported",
-    "sigmas": "custom sigmas are not supported",
-    "denoising_end": "it hands over to SDXL's refiner, which is not supported",
-    "ip_adapter_image": "IP-Adapters are not supported",
-    "ip_adapter_image_embeds": "IP-Adapters are not supported",
-    "cross_attention_kwargs": "attention processors are not supported",
+REFUSED = {  # arguments of other pipelines and of diffusers, and why they are refused
+    "class_labels": "this model takes prompts; leave it out",
+    "num_images": "text-to-image pipelines use num_images_per_prompt; give that",
+    "callback": "callback_on_step_end replaces it; give that",
+    "callback_steps": "callback_on_step_end is called after each step; leave it out",
+    "denoising_end": "it hands over to SDXL's refiner, which is not supported; leave it out",
+    "ip_adapter_image": "IP-Adapters are not supported; leave it out",
+    "ip_adapter_image_embeds": "IP-Adapters are not supported; leave it out",
+    "cross_attention_kwargs": "attention processors are not supported; leave it out",
+    "lora_scale": "LoRA is not supported; leave it out",
 }
+TEXT_PARTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 
 
 class TextToImagePipeline(Pipeline):
@@ -60,6 +60,13 @@ class TextToImagePipeline(Pipeline):
     """
 
     reads_text: ClassVar[bool] = True
+    text_encoder_name, unet_name = TEXT_ENCODER.name, UNET_CONDITION.name
+    lora_scale, num_fused_loras = 1.0, 0  # LoRA is not supported
+    fused_loras: ClassVar[frozenset[str]] = frozenset()
+    interrupt = False  # a run is interrupted by leaving the loop over `stream`
+    cross_attention_kwargs = denoising_end = None  # not supported, so always None
+    safety_checker = feature_extractor = image_encoder = None  # not run
+    optional_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     denoiser: UNet2DConditionModel
 
     def __init__(
@@ -101,35 +108,56 @@ class TextToImagePipeline(Pipeline):
             if (model is None) != (words is None):
                 raise InputError(f"{name_of_model}: it needs its tokenizer, and the tokenizer needs it; give both")
         there = [(model, words) for model, words in encoders if model is not None and words is not None]
+        if unet.config.addition_embed_type == "text_time" and len(there) == 1:
+            (encoder, _), *_ = there
+            is_half = isinstance(encoder, CLIPTextModel) and encoder.config.hidden_size < unet.config.text_width
+            there = [] if is_half else there  # one of SDXL's encoders alone cannot encode a prompt
+        self._text_parts: dict[str, Any] = dict(
+            zip(TEXT_PARTS, (text_encoder, text_encoder_2, tokenizer, tokenizer_2), strict=True)
+        )
         self.encoders = TextEncoders([model for model, _ in there], [words for _, words in there], unet.config)
         zeros = checked("force_zeros_for_empty_prompt", force_zeros_for_empty_prompt, bool)
         self.zeros_for_no_prompt = zeros and self.encoders.of_sdxl
-        super().__init__(unet, scheduler, info, name, vae)
+        guidance_scale = PIPELINES[self._usual_class()].guidance_scale
+        super().__init__(unet, scheduler, info or ModelInfo(guidance_scale=guidance_scale), name, vae)
 
     @classmethod
-    def _of_card(cls, card: ModelCard, models: Mapping[str, Any], scheduler: Scheduler) -> "TextToImagePipeline":
-        unet = models[card.denoiser.name]
+    def _of_card(cls, card: ModelCard, parts: Mapping[str, Any], scheduler: Scheduler) -> "TextToImagePipeline":
+        unet = parts[card.denoiser.name]
         unet.config = card.config  # the card has corrected its sample_size
-        tokenizers = {part.name: CLIPTokenizer(card.folder / part.name) for part in card.tokenizers}
+        texts = {name: parts.get(name) for name in TEXT_PARTS}
+        zeros = card.zeros_for_no_prompt
         return cls(
             unet,
             scheduler,
-            models["vae"],
-            text_encoder=models.get("text_encoder"),
-            text_encoder_2=models.get("text_encoder_2"),
-            **tokenizers,
-            force_zeros_for_empty_prompt=card.zeros_for_no_prompt,
+            parts["vae"],
+            **texts,
+            force_zeros_for_empty_prompt=zeros,
             info=card.info,
             name=card.name,
         )
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (*super().models, *self.encoders.models)
+        encoders = (self._text_parts[name] for name in ("text_encoder", "text_encoder_2"))
+        return (*super().models, *(encoder for encoder in encoders if encoder is not None))
 
-    def __call__(self, prompt: Texts = None, *, return_dict: bool = True, **options: Any) -> Any:
-        """Draw pictures and return the output. Takes the arguments of `stream`; see `Pipeline.__call__`."""
-        return super().__call__(prompt=prompt, return_dict=return_dict, **options)
+    @property
+    def components(self) -> dict[str, Any]:
+        of_sdxl = self.encoders.of_sdxl
+        texts = {name: part for name, part in self._text_parts.items() if of_sdxl or not name.endswith("_2")}
+        return texts | super().components
+
+    def _arguments(self, parts: dict[str, Any]) -> dict[str, Any]:
+        arguments = super()._arguments(parts) | {name: parts.get(name) for name in TEXT_PARTS}
+        zeros = {"force_zeros_for_empty_prompt": self.zeros_for_no_prompt}
+        return {"unet": arguments.pop("denoiser")} | arguments | zeros
+
+    def _own_options(self) -> dict[str, Any]:
+        return {"force_zeros_for_empty_prompt": self.zeros_for_no_prompt} if self.encoders.of_sdxl else {}
+
+    def _usual_class(self) -> str:
+        return "StableDiffusionXLPipeline" if self.encoders.of_sdxl else "StableDiffusionPipeline"
 
     def stream(
         self,
@@ -178,6 +206,7 @@ class TextToImagePipeline(Pipeline):
         rescale = checked("guidance_rescale", guidance_rescale, Fraction)
         subjects = Subjects("prompt", range(prompts.count), "num_images_per_prompt", num_images_per_prompt)
         drawing = self._begin(asked, subjects)
+        self._last = self._last_run._replace(guidance_rescale=rescale, clip_skip=options.get("clip_skip"))
         scale = drawing.sampling.guidance_scale
         with naming_lost_device(), self._working(*self.encoders.models):
             time_ids = sizes.time_ids(*self._told_size(asked, drawing.shape)) if of_sdxl else None
@@ -191,20 +220,86 @@ class TextToImagePipeline(Pipeline):
             after_step = StepCallback(running, callback_on_step_end, tensor_names, timesteps, conditions)
         return self._run(drawing, drawing.denoise(self.denoiser, conditions, after_step=after_step))
 
+    def encode_prompt(self, *args: Any, **options: Any) -> tuple[Tensor | None, ...]:
+        """Encode prompts, as `encode_prompt` of diffusers' StableDiffusionPipeline or StableDiffusionXLPipeline.
+
+        Args:
+            args: the arguments by position, in the order of diffusers' class; see `signatures.ENCODE_PROMPT`.
+            options: `prompt`, `negative_prompt`, `prompt_embeds`, `negative_prompt_embeds` and `clip_skip`, for SDXL
+                also `prompt_2`, `negative_prompt_2` and the pooled embeddings, as in a call. `device` defaults to the
+                pipeline's, `num_images_per_prompt` (rows for each prompt) to 1, and `do_classifier_free_guidance`
+                (whether to encode the negative prompts) to True.
+
+        Returns:
+            (prompt_embeds, negative_prompt_embeds), each (N, L, C); for SDXL also (pooled_prompt_embeds,
+            negative_pooled_prompt_embeds), each (N, C). The negative ones are None without guidance.
+
+        Raises InputError for an argument that is wrong, and NonFiniteError as `stream`.
+        """
+        options = by_name(ENCODE_PROMPT[self._usual_class()], args, options, "encode_prompt")
+        known = names_of(PromptOptions) | {"device", "num_images_per_prompt", "do_classifier_free_guidance"}
+        options = accepted(options, known, REFUSED, "text encoders")
+        device = options.get("device")
+        device = self.device if device is None else resolve_device(device)
+        count = checked("num_images_per_prompt", options.get("num_images_per_prompt", 1), Pictures | None) or 1
+        guided = checked("do_classifier_free_guidance", options.get("do_classifier_free_guidance", True), bool)
+        told, zeros = options_of(PromptOptions, options), self.zeros_for_no_prompt
+        prompts = Prompts(told, self.encoders, self.denoiser.config, zeros_for_none=zeros)
+        with naming_lost_device(), self._working(*self.encoders.models):
+            return prompts.stacked(count, device, negative=guided)
+
+    @property
+    def image_processor(self) -> ImageProcessor:
+        """Converts pictures to and from tensors, as diffusers' VaeImageProcessor."""
+        return ImageProcessor(self.vae_scale_factor)
+
+    @property
+    def vae_scale_factor(self) -> int:
+        """The number of pixels, in height and in width, for each latent."""
+        return self.scale
+
+    @property
+    def guidance_scale(self) -> float:
+        """The guidance scale of the last call, or else the default."""
+        return self._last_run.guidance_scale
+
+    @property
+    def guidance_rescale(self) -> float:
+        """The `guidance_rescale` of the last call."""
+        return self._last_run.guidance_rescale
+
+    @property
+    def clip_skip(self) -> int | None:
+        """The `clip_skip` of the last call."""
+        return self._last_run.clip_skip
+
+    @property
+    def num_timesteps(self) -> int:
+        """The number of model calls in the last call, or else in one with the default steps."""
+        return self._last_run.num_timesteps
+
+    @property
+    def do_classifier_free_guidance(self) -> bool:
+        """Whether the last call was guided by two halves of a batch."""
+        return self.guidance_scale > 1 and self.denoiser.config.time_cond_proj_dim is None
+
+    @property
+    def _last_run(self) -> LastRun:
+        if self._last is not None:
+            return self._last
+        usual = self._complete(DrawingOptions())
+        return LastRun(usual.guidance_scale, len(self._schedule(usual)))
+
     def _read(self, options: Mapping[str, Any]) -> tuple[DrawingOptions, Prompts, SizeOptions]:
         """Return the arguments of a call, sorted by purpose. Raises InputError for one that the model does not take."""
-        kinds = DrawingOptions, PromptOptions, SizeOptions
-        known = {field.name for kind in kinds for field in fields(kind)} - {"use_clipped_model_output", "horizon"}
-        for name in sorted(options.keys() - known - {name for name in NOT_HERE if options.get(name) is None}):
-            raise InputError(
-                f"{name}: {NOT_HERE.get(name, 'text-to-image pipelines have no such argument')}; leave it out"
-            )
-        sizes = _options_of(SizeOptions, options)
+        known = names_of(DrawingOptions, PromptOptions, SizeOptions) - {"use_clipped_model_output", "horizon"}
+        options = accepted(options, known, REFUSED, "text-to-image pipelines")
+        sizes = options_of(SizeOptions, options)
         if not self.encoders.of_sdxl:
             sizes.check_unused()
-        told, zeros = _options_of(PromptOptions, options), self.zeros_for_no_prompt
+        told, zeros = options_of(PromptOptions, options), self.zeros_for_no_prompt
         prompts = Prompts(told, self.encoders, self.denoiser.config, zeros_for_none=zeros)
-        return _options_of(DrawingOptions, options), prompts, sizes
+        return options_of(DrawingOptions, options), prompts, sizes
 
     def _told_size(self, options: DrawingOptions, shape: tuple[int, int, int]) -> tuple[int, int]:
         """Return the default height and width for SDXL's size conditioning.
@@ -229,12 +324,6 @@ class TextToImagePipeline(Pipeline):
             return x.permute(0, 3, 1, 2)
 
         return end
-
-
-def _options_of(kind: type[AnyOptions], options: Mapping[str, Any]) -> AnyOptions:
-    """Make a `kind` of those `options` that are its fields."""
-    names = {field.name for field in fields(kind)}
-    return kind(**{name: value for name, value in options.items() if name in names})
 
 
 def _check_unet(unet: UNet2DConditionModel, vae: Autoencoder) -> None:

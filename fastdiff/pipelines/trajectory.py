@@ -6,7 +6,7 @@ Seeds -> noise, schedule and known values -> the denoising loop -> trajectories,
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from fastdiff.arguments import as_int, naming, shown
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.checkpoints.registry import VALUE_FUNCTION
+from fastdiff.checkpoints.registry import VAE, VALUE_FUNCTION
 from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.results import Step
 from fastdiff.diffusion.trajectories import (
@@ -34,13 +34,15 @@ from fastdiff.execution.memory import Portions
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
 from fastdiff.pipelines.base import Pipeline
-from fastdiff.pipelines.drawing import DrawingOptions, refuse
+from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of
 from fastdiff.requests.defaults import LIBRARY, Sampling
 from fastdiff.samplers.shared.schedule import Schedule
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 
-NOT_HERE = {  # arguments of other pipelines, and why they are refused
+REFUSED = {  # arguments of other pipelines and of diffusers, and why they are refused
+    "obs": "observations are not normalised here; give conditions={0: state}, with the normalised state",
+    "scale": "guidance by the value's gradient is not supported; leave it out, and give sort_by_value=True",
     "prompt": "this model has no text encoder; leave it out, or give a Stable Diffusion model",
     "class_labels": "this model is unconditional; leave them out",
     "height": "this model plans trajectories; give horizon instead",
@@ -54,6 +56,8 @@ class TrajectoryPipeline(Pipeline):
     Guidance by the gradient of the value is not supported, but `sort_by_value` puts the best trajectories first. A seed
     gives the same bits whatever the batch size, and wherever in the batch it is.
     """
+
+    optional_parts: ClassVar[tuple[str, ...]] = (VALUE_FUNCTION.name,)
 
     def __init__(
         self,
@@ -76,12 +80,24 @@ class TrajectoryPipeline(Pipeline):
         """
         super().__init__(denoiser, scheduler, info, name, None)
         _check_parts(denoiser, value_function)
-        self.value_function = value_function
+        self._value_function = value_function
 
     @classmethod
-    def _of_card(cls, card: ModelCard, models: Mapping[str, Any], scheduler: Scheduler) -> "TrajectoryPipeline":
-        denoiser, value_function = models[card.denoiser.name], models.get(VALUE_FUNCTION.name)
+    def _of_card(cls, card: ModelCard, parts: Mapping[str, Any], scheduler: Scheduler) -> "TrajectoryPipeline":
+        denoiser, value_function = parts[card.denoiser.name], parts.get(VALUE_FUNCTION.name)
         return cls(denoiser, scheduler, card.info, card.name, value_function)
+
+    def _usual_class(self) -> str:
+        return "DDPMPipeline" if self._value_function is None else "ValueGuidedRLPipeline"
+
+    @property
+    def components(self) -> dict[str, Any]:
+        values = {} if self._value_function is None else {VALUE_FUNCTION.name: self._value_function}
+        return values | super().components
+
+    def _arguments(self, parts: dict[str, Any]) -> dict[str, Any]:
+        arguments = super()._arguments(parts) | {VALUE_FUNCTION.name: parts.get(VALUE_FUNCTION.name)}
+        return {name: value for name, value in arguments.items() if name != VAE.name}
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -91,6 +107,7 @@ class TrajectoryPipeline(Pipeline):
         self,
         *,
         horizon: int | None = None,
+        planning_horizon: int | None = None,
         conditions: Mapping[int, Any] | None = None,
         sort_by_value: bool = False,
         n_guide_steps: int = 0,
@@ -105,6 +122,7 @@ class TrajectoryPipeline(Pipeline):
         Args:
             horizon: the number of positions in a trajectory. Default: the model's sample_size, unless that is
                 diffusers' default of 65,536.
+            planning_horizon: diffusers' name of `horizon`.
             conditions: position -> the known values at that position, such as `{0: state}`. Positions count from 0.
                 The values, (k,) or (N, k), are those of the last k channels, and are set in the starting noise and
                 after every step. The caller normalises them, as the model's training data was.
@@ -118,15 +136,19 @@ class TrajectoryPipeline(Pipeline):
 
         Raises as `Pipeline.stream`.
         """
-        refuse(options, NOT_HERE)
+        known = names_of(DrawingOptions) - {"height", "width"}
+        asked = accepted(options, known, REFUSED, "pipelines of trajectories")
         _check_unguided(n_guide_steps)
+        if horizon is not None and planning_horizon is not None:
+            raise InputError("planning_horizon: horizon is also given; leave out one of the two")
+        horizon = planning_horizon if horizon is None else horizon
         positions = read_conditions(conditions)
         subjects = Subjects("trajectories", [None], "num_images", num_images)
-        drawing = self._begin(DrawingOptions(horizon=horizon, **options), subjects, conditions=known_rows(positions))
+        drawing = self._begin(DrawingOptions(horizon=horizon, **asked), subjects, conditions=known_rows(positions))
         channels, _, length = drawing.shape
-        known = place_conditions(positions, length, channels, self.device)
+        placed = place_conditions(positions, length, channels, self.device)
         ranking = self._ranking(sort_by_value, length)
-        steps = drawing.denoise(self.denoiser, self._conditions(drawing), known=known)
+        steps = drawing.denoise(self.denoiser, self._conditions(drawing), known=placed)
         return self._planned(self._run(drawing, steps), drawing.portions, ranking)
 
     def _planned(self, steps: Iterator[Step], portions: Portions, ranking: Denoiser | None) -> Iterator[Step]:
@@ -169,8 +191,8 @@ class TrajectoryPipeline(Pipeline):
         """Return the shape (C, 1, L) of the denoiser's output."""
         return trajectory_shape(self.denoiser.config, options.horizon, options.latents)
 
-    def _schedule(self, sampling: Sampling) -> Schedule:
-        schedule = super()._schedule(sampling)
+    def _schedule(self, sampling: Sampling, timesteps: Any = None, sigmas: Any = None) -> Schedule:
+        schedule = super()._schedule(sampling, timesteps, sigmas)
         if schedule.scales_input or schedule.multistep:
             raise InputError(f"scheduler {self.scheduler_name}: trajectories need ddim or ddpm; choose one of them")
         return schedule

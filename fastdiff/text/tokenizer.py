@@ -5,11 +5,13 @@ as in transformers' CLIPTokenizer. Imports no torch.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from fastdiff.arguments import instance, path
+from fastdiff.arguments import instance, naming, path, shown
+from fastdiff.checkpoints.registry import TOKENIZER
 from fastdiff.errors import InputError, in_one_line
-from fastdiff.text.tokenizer_files import TokenizerFiles, read_tokenizer
+from fastdiff.text.tokenizer_files import TokenizerFiles, read_tokenizer, write_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,6 +41,7 @@ class CLIPTokenizer:
         length: the number of tokens that the text encoder reads.
         room: the number of those tokens that the prompt itself can use.
         size: one more than the largest id.
+        model_max_length: `length`, by transformers' name.
         start: the id of the start token.
         end: the id of the end token.
         pad: the id of the padding token.
@@ -50,13 +53,16 @@ class CLIPTokenizer:
         folder = Path(path("folder", folder))
         files = read_tokenizer(folder)
         _check_letters(files, folder)
-        self.length = files.length
+        self._files = files
+        self.length = self.model_max_length = files.length
         self.room = self.length - 2
         try:
             self._tokenizer = _built(files)
         except Exception as error:  # the library raises plain Exception, such as for a merge of unknown tokens
             raise InputError(f"{folder}: it is no valid tokenizer ({in_one_line(error)}); save it again") from None
-        ids = {token.content: cast(int, self._tokenizer.token_to_id(token.content)) for token in files.added}
+        self._ids = ids = {
+            token.content: cast(int, self._tokenizer.token_to_id(token.content)) for token in files.added
+        }
         for token in files.added:
             there = ids[token.content]
             if token.id not in (None, there):
@@ -65,6 +71,21 @@ class CLIPTokenizer:
         self.start, self.end, self.pad = (
             ids[files.named[name].content] for name in ("bos_token", "eos_token", "pad_token")
         )
+
+    @classmethod
+    def like(cls, live: Any, name: str = "tokenizer") -> "CLIPTokenizer":
+        """Return our tokenizer of a live one of transformers. Raises InputError that begins with `name` for others."""
+        if type(live).__name__ not in TOKENIZER.classes or not hasattr(live, "save_pretrained"):
+            raise InputError(f"{name}: {shown(live)} has the wrong type; give a {TOKENIZER.class_name}")
+        with TemporaryDirectory() as folder, naming(name):
+            live.save_pretrained(folder)
+            return cls(folder)
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Save the tokenizer to a folder, which is created. transformers' CLIPTokenizer reads it back."""
+        folder = Path(path("save_directory", save_directory))
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tokenizer(self._files, self._ids, folder)
 
     def __call__(self, prompt: str) -> Tokens:
         """Return the `length` ids of a prompt, and the end of the prompt that was cut."""
@@ -113,7 +134,7 @@ def _built(files: TokenizerFiles) -> "Tokenizer":
                 single_word=token.single_word,
                 lstrip=token.lstrip,
                 rstrip=token.rstrip,
-                normalized=not token.special if token.normalized is None else token.normalized,
+                normalized=token.is_normalized,
                 special=token.special,
             )
             for token in files.added

@@ -1,8 +1,9 @@
-"""Read the files of a CLIP tokenizer as transformers does: its vocabulary, merges, special tokens and length.
+"""Read and write the files of a CLIP tokenizer as transformers does: its vocabulary, merges, special tokens and length.
 
 Imports neither torch nor the `tokenizers` library.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +39,11 @@ class SpecialToken(Schema):
     rstrip: bool = False
     normalized: bool | None = None  # whether to match it in lower case; None: only if it is not special
     special: bool = False
+
+    @property
+    def is_normalized(self) -> bool:
+        """Whether to match the text in lower case."""
+        return not self.special if self.normalized is None else self.normalized
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,30 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     config = TokenizerConfig.from_mapping({key: options[key] for key in names & options.keys()}, path)
     named, added = _special_tokens(folder, options, whole)
     return TokenizerFiles(config.model_max_length, vocabulary, merges, named, added)
+
+
+def write_tokenizer(files: TokenizerFiles, ids: Mapping[str, int], folder: Path) -> None:
+    """Write vocab.json, merges.txt and tokenizer_config.json, which `read_tokenizer` and transformers read back.
+
+    ids: the id of each special token, by its text.
+    """
+    added = {
+        str(ids[token.content]): {
+            "content": token.content,
+            "lstrip": token.lstrip,
+            "normalized": token.is_normalized,
+            "rstrip": token.rstrip,
+            "single_word": token.single_word,
+            "special": token.special,
+        }
+        for token in files.added
+    }
+    config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": files.length, "added_tokens_decoder": added}
+    config |= {key: token.content for key, token in files.named.items()}
+    merges = ["#version: 0.2", *map(" ".join, files.merges), ""]
+    (folder / "vocab.json").write_text(json.dumps(files.vocabulary, ensure_ascii=False), encoding="utf-8")
+    (folder / "merges.txt").write_text("\n".join(merges), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

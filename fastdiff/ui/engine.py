@@ -13,7 +13,7 @@ from fastdiff.execution.devices import resolve_device
 from fastdiff.kinds import Precision
 from fastdiff.models.autoencoder_tiny import AutoencoderTiny
 from fastdiff.pipelines import Pipeline
-from fastdiff.pipelines.base import scheduler_of
+from fastdiff.pipelines.folders import scheduler_of
 from fastdiff.requests.defaults import DEVICE, PAGE, PAGE_ON_CPU, PRECISION
 from fastdiff.ui.budget import Budget
 from fastdiff.ui.parts.catalogue import Catalogue

@@ -33,8 +33,8 @@ class MirrorPipeline(Pipeline):
     mirrored = False
 
     @classmethod
-    def _of_card(cls, card: ModelCard, models: Mapping[str, Any], scheduler: Scheduler) -> "MirrorPipeline":
-        pipe = cls(models["mirror"], scheduler, card.info, card.name, None)
+    def _of_card(cls, card: ModelCard, parts: Mapping[str, Any], scheduler: Scheduler) -> "MirrorPipeline":
+        pipe = cls(parts["mirror"], scheduler, card.info, card.name, None)
         pipe.mirrored = read_json(Path(card.folder) / "model_index.json")["mirrored"]
         return pipe
 

@@ -54,8 +54,6 @@ ANY = {  # for every kind
     "num-images": ({"num_images": 2}, "num_images: text-to-image pipelines use num_images_per_prompt"),
     "unknown": ({"strength": 0.5}, "strength: text-to-image pipelines have no such argument; leave it out"),
     "unknown-none": ({"strength": None}, "strength: text-to-image pipelines have no such argument"),
-    "timesteps": ({"timesteps": [3, 2]}, "timesteps: custom timesteps are not supported"),
-    "sigmas": ({"sigmas": [3.0]}, "sigmas: custom sigmas are not supported"),
     "denoising-end": ({"denoising_end": 0.8}, "denoising_end: .* SDXL's refiner, which is not supported"),
     "ip-adapter": ({"ip_adapter_image": 1}, "ip_adapter_image: IP-Adapters are not supported"),
     "ip-embeds": ({"ip_adapter_image_embeds": []}, "ip_adapter_image_embeds: IP-Adapters are not supported"),

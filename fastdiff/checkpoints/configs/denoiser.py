@@ -26,6 +26,11 @@ class DenoiserConfig(ModelConfig):
         return self.in_channels
 
     @property
+    def prediction_channels(self) -> int:
+        """The channels of a prediction."""
+        return self.out_channels
+
+    @property
     def num_class_embeds(self) -> int | None:
         """The number of rows in the label table, or None if there is no table."""
         raise NotImplementedError

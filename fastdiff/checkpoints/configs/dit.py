@@ -21,8 +21,7 @@ class DiTTransformer2DConfig(DenoiserConfig):
     num_attention_heads: Channels = 16
     attention_head_dim: Channels = 72  # width of one head; a token has num_attention_heads of them
     in_channels: Channels = 4
-    # None: in_channels. If it is 2 * in_channels, the second half is the learned variance
-    out_channels: Channels = None  # type: ignore[assignment]
+    out_channels: Channels | None = None  # type: ignore[assignment]  # None: in_channels; see prediction_channels
     num_layers: Layers = 28
     dropout: Fraction = 0.0  # training only
     norm_num_groups: Channels = 32  # no effect, as in diffusers
@@ -52,11 +51,6 @@ class DiTTransformer2DConfig(DenoiserConfig):
     }
     class_embed_type = None
 
-    def __post_init__(self) -> None:
-        if self.out_channels is None:
-            object.__setattr__(self, "out_channels", self.in_channels)
-        super().__post_init__()
-
     def check(self) -> None:
         if self.sample_size % self.patch_size:
             raise InputError(f"sample_size: {self.sample_size} is not a multiple of patch_size {self.patch_size}")
@@ -69,6 +63,11 @@ class DiTTransformer2DConfig(DenoiserConfig):
     @property
     def inner_dim(self) -> int:
         return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def prediction_channels(self) -> int:
+        """The channels of a prediction. If they are 2 * in_channels, the second half is the learned variance."""
+        return self.in_channels if self.out_channels is None else self.out_channels
 
     @property
     def num_class_embeds(self) -> int:
@@ -98,7 +97,7 @@ class DiTTransformer2DConfig(DenoiserConfig):
             "num_layers": self.num_layers * block,
             "num_embeds_ada_norm": self.num_layers * self.num_class_embeds * self.inner_dim,
             "in_channels": self.patch_size**2 * self.in_channels * self.inner_dim,
-            "out_channels": self.patch_size**2 * self.out_channels * self.inner_dim,
+            "out_channels": self.patch_size**2 * self.prediction_channels * self.inner_dim,
         }
 
     @property

@@ -1,10 +1,10 @@
 """ModelConfig: the base class of the models' configs, and the places in the weights that show an option's value."""
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from fastdiff.errors import InputError
-from fastdiff.schema import Schema
+from fastdiff.schema import Schema, option_names
 
 Library = Literal["diffusers", "transformers"]  # that defines the model class and names its weight files
 
@@ -24,11 +24,25 @@ def check_block_types(option: str, kinds: Iterable[str], known: Sequence[str]) -
         raise InputError(f"{option}: block type {unknown[0]!r} is not supported; choose from {', '.join(known)}")
 
 
-class ModelConfig(Schema):
-    """The base class of the models' configs. Options have the library's names and defaults."""
+class ModelConfig(Schema, Mapping[str, Any]):
+    """The base class of the models' configs. Options have the library's names, order and defaults.
+
+    An option is read as an attribute or as an item, as in diffusers: `config.sample_size` or `config["sample_size"]`.
+    """
 
     LIBRARY: ClassVar[Library] = "diffusers"
     KEY_PREFIX: ClassVar[str] = ""  # of the weights' keys in some files, but not in all
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in option_names(type(self)):
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(option_names(type(self)))
+
+    def __len__(self) -> int:
+        return len(option_names(type(self)))
 
     @property
     def places(self) -> dict[str, Place]:

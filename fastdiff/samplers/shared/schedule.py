@@ -55,8 +55,9 @@ def step_options(config: SchedulerConfig) -> StepOptions:
 def clip_range(config: DiffusionConfig) -> float:
     """Return the column of this name: how far x0 is clipped; 0 if it is not. Thresholding replaces clipping."""
     thresholds = isinstance(config, ThresholdingConfig) and config.thresholding
-    clips = isinstance(config, ClippingConfig) and config.clip_sample and not thresholds
-    return config.clip_sample_range if clips else 0.0
+    if isinstance(config, ClippingConfig) and config.clip_sample and not thresholds:
+        return config.clip_sample_range
+    return 0.0
 
 
 def stack_columns(

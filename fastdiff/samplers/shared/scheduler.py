@@ -17,10 +17,12 @@ from torch import Tensor
 
 from fastdiff.arguments import as_int, mapping, optional, path, shown, text
 from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.saving import Configured
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, WHOLE, beside, tensor, within
 from fastdiff.kernels.denoise import denoise_step
 from fastdiff.kinds import NotNegative
+from fastdiff.refused import OF_SCHEDULERS
 from fastdiff.sampler_names import ETAS, SAMPLERS
 from fastdiff.samplers.shared.betas import make_alpha_bar, make_betas
 from fastdiff.samplers.shared.noise import Generators, check_generators
@@ -58,12 +60,14 @@ class FrozenDict(dict):
         return FrozenDict, (dict(self),)
 
 
-class Scheduler:
+class Scheduler(Configured):
     """The base of all samplers, with the interface of diffusers' schedulers.
 
     Options are keyword arguments with diffusers' names and defaults. Each scheduler's `config_class` lists them.
     """
 
+    refused = OF_SCHEDULERS
+    config_name = CONFIG_NAME
     names: ClassVar[dict[str, dict[str, Any]]] = {}  # user-facing names, and the options that each sets
     a1111_names: ClassVar[dict[str, str]] = {}  # AUTOMATIC1111's names, where they are not `names` in capitals
     place: ClassVar[float] = math.inf  # the position in lists of names
@@ -106,6 +110,14 @@ class Scheduler:
         """Build a scheduler from a local folder's scheduler_config.json. Raises InputError if it cannot be used."""
         part = optional(text, "subfolder", subfolder) or ""
         return cls.from_config(read_json(Path(path("folder", folder), part, CONFIG_NAME)))
+
+    def save_pretrained(self, save_directory: str | Path, push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Save the config as a folder's scheduler_config.json, which diffusers reads back.
+
+        As in diffusers, the file does not say which options were left at their defaults. Raises InputError for a place
+        that cannot be written, and for `push_to_hub`.
+        """
+        self.save_config(save_directory, push_to_hub, **kwargs)
 
     @classmethod
     def _check_own(cls, asked: Mapping[str, Any]) -> None:

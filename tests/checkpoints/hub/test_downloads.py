@@ -192,8 +192,9 @@ def test_hub_a_text_pipeline_without_a_part_is_refused(remote, text_folder, tmp_
 
 def test_hub_passes_revision_and_token_on_and_stays_on_one_commit(remote):
     write(remote.folder, "unet/config.json", f"unet/{STEM}.safetensors")
-    hub.resolve("org/name", revision="v2", token="hf_secret", local_files_only=True)
-    same = {"repo_id": "org/name", "token": "hf_secret", "local_files_only": True}
+    options = {"token": "hf_secret", "local_files_only": True, "cache_dir": "there", "force_download": True}
+    hub.resolve("org/name", revision="v2", **options)
+    same = {"repo_id": "org/name", **options}
     assert remote.calls == [{**same, "revision": "v2"}, {**same, "revision": COMMIT}]
 
 

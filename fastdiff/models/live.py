@@ -1,0 +1,44 @@
+"""Make models of fastdiff from live models of diffusers and transformers."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fastdiff.checkpoints.weight_files import without_prefix
+from fastdiff.checkpoints.weights import load_weights
+from fastdiff.errors import InputError
+from fastdiff.execution.devices import on_meta
+from fastdiff.models.model import Model
+
+
+def our_class(live: Any) -> type[Model] | None:
+    """Return the fastdiff class that runs a live model of diffusers or transformers, or None."""
+    for name, kind in Model.classes.items():
+        part = getattr(kind, "part", None)
+        theirs = None if part is None else getattr(sys.modules.get(part.library), name, None)
+        if isinstance(theirs, type) and isinstance(live, theirs):
+            return kind
+    return None
+
+
+def model_like(live: Any, name: str) -> Model:
+    """Return our model of a live one: a copy of its weights, equal in bits, in its dtype and on its device.
+
+    name: what to call the model in errors.
+
+    Raises InputError for a class that fastdiff does not run, and for layers that the model's config does not name, such
+    as LoRA that is not fused; NonFiniteError for NaN in the weights.
+    """
+    kind = our_class(live)
+    if kind is None:
+        raise InputError(f"{name}: fastdiff does not run a {type(live).__name__}; it runs {', '.join(Model.classes)}")
+    config = live.config if isinstance(live.config, Mapping) else live.config.to_diff_dict()
+    options = kind.part.config.from_mapping(config, name)
+    with on_meta():
+        ours = kind.from_config(options, source=name)
+    state = without_prefix(dict(live.state_dict()), options.KEY_PREFIX)
+    device: torch.device = live.device
+    load_weights(ours, state, source=name, dtype=live.dtype, device=device)
+    return ours

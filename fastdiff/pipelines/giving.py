@@ -1,0 +1,98 @@
+"""The parts and options that a caller of `Pipeline.from_pretrained` gives instead of the folder's, as in diffusers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from fastdiff.arguments import shown
+from fastdiff.checkpoints import loading
+from fastdiff.checkpoints.loading import Load
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.registry import SCHEDULER, part_names
+from fastdiff.errors import InputError
+from fastdiff.models.classes import load_models
+from fastdiff.models.model import Model
+from fastdiff.pipelines.parts import adopted
+from fastdiff.samplers.shared.scheduler import Scheduler
+from fastdiff.schema import checked
+from fastdiff.text.tokenizer import CLIPTokenizer
+
+REFUSED = loading.REFUSED | {  # options and parts of diffusers' pipelines that are refused, and why
+    "safety_checker": "safety checkers are not run; give None",
+    "image_encoder": "IP-Adapters are not supported; give None",
+    "add_watermarker": "pictures get no watermark; leave it out",
+    "id2label": "give the names of the labels as `labels` in the folder's fastdiff.json",
+    "env": "observations are not normalised here; leave it out",
+}
+TAKEN = ("feature_extractor", "requires_safety_checker")  # only safety checkers use them, which are not run
+ZEROS = "force_zeros_for_empty_prompt"
+
+
+@dataclass(frozen=True)
+class Given:
+    """The parts of fastdiff that replace the folder's, by name. None leaves a part out."""
+
+    parts: Mapping[str, Any]
+    zeros_for_no_prompt: bool | None = None
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any]) -> "Given":
+        """Read the options of `from_pretrained` that are not named there. Raises InputError for one that is refused."""
+        options = {name: value for name, value in options.items() if name not in TAKEN}
+        parts = {name: adopted(name, options[name]) for name in part_names() if name in options}
+        others = {name: value for name, value in options.items() if name not in (*parts, ZEROS)}
+        loading.check_foreign(others, REFUSED)
+        for number in ("", "_2"):  # a tokenizer alone has no use
+            if parts.get(f"text_encoder{number}", parts) is None:
+                parts.setdefault(f"tokenizer{number}", None)
+        return cls(parts, checked(ZEROS, options.get(ZEROS), bool | None))
+
+    @property
+    def configs(self) -> dict[str, Any]:
+        """The configs of the parts for `ModelCard.read`."""
+        return {name: getattr(part, "config", None) for name, part in self.parts.items()}
+
+    def read_card(self, name: str, folder: Any) -> ModelCard:
+        """Read a folder's card without the given parts. Raises InputError for parts that the pipeline does not have."""
+        card = ModelCard.read(name, folder, self.configs)
+        known = {part.name for part in card.pipeline.parts}
+        for part, value in self.parts.items():
+            if part not in known and value is not None:
+                raise InputError(f"{part}: a {card.pipeline.name} has no such part; leave it out")
+        if self.zeros_for_no_prompt is None:
+            return card
+        return replace(card, zeros_for_no_prompt=self.zeros_for_no_prompt and ZEROS in card.pipeline.options)
+
+    def scheduler(self, changes: Mapping[str, Any]) -> Scheduler | None:
+        """Return the given scheduler, changed as diffusers' pipeline class changes it, or None if none is given."""
+        scheduler = self.parts.get(SCHEDULER.name)
+        if scheduler is None:
+            return None
+        own = {field.name for field in fields(scheduler.config_class)}
+        changed = {name: value for name, value in changes.items() if name in own and scheduler.config[name] != value}
+        return type(scheduler).from_config(scheduler.config, **changed) if changed else scheduler
+
+
+NOTHING = Given({})
+
+
+def load_parts(card: ModelCard, load: Load, given: Given = NOTHING) -> dict[str, Any]:
+    """Load the models and tokenizers of a folder, except those that are given. Return all parts by name.
+
+    Given models move to where the weights stay. Raises as `Model.from_folder` and `CLIPTokenizer`.
+    """
+    parts = load_models(card, load, given.parts)
+    tokenizers = {each.name: CLIPTokenizer(card.folder / each.name) for each in card.tokenizers}
+    for part in given.parts.values():
+        if isinstance(part, Model) and part.device != load.home:
+            part.to(load.home)
+    return {**parts, **tokenizers, **given.parts}
+
+
+def read_scheduler(scheduler: Any) -> tuple[str | None, dict[str, Any]]:
+    """Return the name of a scheduler, or else the part that the caller gives instead of a name."""
+    if scheduler is None or isinstance(scheduler, str):
+        return scheduler, {}
+    if isinstance(scheduler, type):
+        raise InputError(f"scheduler: {shown(scheduler)} is a class; give an instance or a name")
+    return None, {SCHEDULER.name: adopted(SCHEDULER.name, scheduler)}

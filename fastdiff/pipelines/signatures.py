@@ -1,0 +1,60 @@
+"""The arguments of diffusers' pipelines in their order, so that ours can be called by position as diffusers' are."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastdiff.errors import InputError
+
+_LAST = ("output_type", "return_dict")
+_PROMPTS = ("prompt_embeds", "negative_prompt_embeds")
+_POOLED = ("pooled_prompt_embeds", "negative_pooled_prompt_embeds")
+_ADAPTERS = ("ip_adapter_image", "ip_adapter_image_embeds")
+_CALLBACK = ("clip_skip", "callback_on_step_end", "callback_on_step_end_tensor_inputs")
+_SIZE = ("original_size", "crops_coords_top_left", "target_size")
+_NOISE = ("num_images_per_prompt", "eta", "generator", "latents")
+
+CALLS: dict[str, tuple[str, ...]] = {  # the arguments of __call__, by diffusers' class
+    "DDPMPipeline": ("batch_size", "generator", "num_inference_steps", *_LAST),
+    "DDIMPipeline": (
+        *("batch_size", "generator", "eta", "num_inference_steps", "use_clipped_model_output"),
+        *_LAST,
+    ),
+    "DiTPipeline": ("class_labels", "guidance_scale", "generator", "num_inference_steps", *_LAST),
+    "ValueGuidedRLPipeline": ("obs", "batch_size", "planning_horizon", "n_guide_steps", "scale"),
+    "StableDiffusionPipeline": (
+        *("prompt", "height", "width", "num_inference_steps", "timesteps", "sigmas", "guidance_scale"),
+        *("negative_prompt", *_NOISE, *_PROMPTS, *_ADAPTERS, *_LAST),
+        *("cross_attention_kwargs", "guidance_rescale", *_CALLBACK),
+    ),
+    "StableDiffusionXLPipeline": (
+        *("prompt", "prompt_2", "height", "width", "num_inference_steps", "timesteps", "sigmas", "denoising_end"),
+        *("guidance_scale", "negative_prompt", "negative_prompt_2", *_NOISE, *_PROMPTS, *_POOLED, *_ADAPTERS, *_LAST),
+        *("cross_attention_kwargs", "guidance_rescale", *_SIZE, *(f"negative_{name}" for name in _SIZE), *_CALLBACK),
+    ),
+}
+ENCODE_PROMPT: dict[str, tuple[str, ...]] = {  # the arguments of encode_prompt, by diffusers' class
+    "StableDiffusionPipeline": (
+        *("prompt", "device", "num_images_per_prompt", "do_classifier_free_guidance", "negative_prompt"),
+        *(*_PROMPTS, "lora_scale", "clip_skip"),
+    ),
+    "StableDiffusionXLPipeline": (
+        *("prompt", "prompt_2", "device", "num_images_per_prompt", "do_classifier_free_guidance", "negative_prompt"),
+        *("negative_prompt_2", *_PROMPTS, *_POOLED, "lora_scale", "clip_skip"),
+    ),
+}
+
+
+def by_name(names: Sequence[str], args: Sequence[Any], options: Mapping[str, Any], whose: str) -> dict[str, Any]:
+    """Return the arguments of a call by name. `names`: of those that may be given by position, in order.
+
+    Raises InputError for too many arguments by position, and for an argument that is given twice. `whose` names the
+    method in errors.
+    """
+    if len(args) > len(names):
+        taken = f"at most {len(names)}: {', '.join(names)}" if names else "none"
+        raise InputError(f"{whose}: {len(args)} arguments by position, and it takes {taken}; give the others by name")
+    given = dict(zip(names, args, strict=False))
+    twice = [name for name in given if name in options]
+    if twice:
+        raise InputError(f"{twice[0]}: it is given by position and by name; leave out one of the two")
+    return {**given, **options}
