@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     request = Request.from_flags(flags | steps)
     from fastdiff.runs.drawing import find_model
     from fastdiff.warming.card import find_card
-    from fastdiff.warming.warm import warm
+    from fastdiff.warming.drawing import warm
 
     model, card = find_model(request), find_card(args.card)
     if args.size and model.config.of_trajectories:

@@ -91,7 +91,7 @@ def pretended(card: Card) -> Iterator[None]:
     properties = SimpleNamespace(
         name=card.name, multi_processor_count=card.multiprocessors, major=card.capability[0], minor=card.capability[1]
     )
-    torch_cuda = {
+    torch_cuda: dict[str, Any] = {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
         "is_initialized": lambda: True,

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 GPU = torch.device("cuda", 0)  # with an index, or torch asks CUDA for the current device
+_META = torch.device("meta")
 _ADDRESS = 2**20  # of every ghost's memory: torch aligns an allocation to 512 bytes
 
 
@@ -30,13 +31,15 @@ class Ghost(Tensor):
     @staticmethod
     def __new__(cls, shape_of: Tensor) -> "Ghost":
         ghost = Tensor._make_wrapper_subclass(
-            cls, shape_of.shape, shape_of.stride(), shape_of.storage_offset(), dtype=shape_of.dtype, device="meta"
+            cls, shape_of.shape, shape_of.stride(), shape_of.storage_offset(), dtype=shape_of.dtype, device=_META
         )
         ghost.shape_of = shape_of
         return ghost
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _run(function, args, kwargs or {})
 
     @property
@@ -56,7 +59,7 @@ class Ghost(Tensor):
 
     def data_ptr(self) -> int:
         """Return an address, which is aligned as the real one would be."""
-        return _ADDRESS + self.shape_of.storage_offset() * self.shape_of.itemsize
+        return _ADDRESS + int(self.shape_of.storage_offset()) * self.shape_of.itemsize
 
 
 class _Haunting(TorchDispatchMode):
@@ -89,7 +92,7 @@ def haunted() -> Iterator[None]:
 
     There is no inference mode there: it would hand operations to a dispatch mode before torch takes them apart.
     """
-    nothing = {"__enter__": lambda self: None, "__exit__": lambda self, *error: None}
+    nothing: dict[str, Any] = {"__enter__": lambda self: None, "__exit__": lambda self, *error: None}
     with patch.multiple(torch.inference_mode, **nothing), torch.no_grad(), _Moves(), _Haunting():
         yield
 
@@ -138,7 +141,7 @@ def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(value, Ghost):
             owners[id(value.shape_of)] = value
             return value.shape_of
-        return value.to("meta") if isinstance(value, Tensor) else torch.device("meta")
+        return value.to("meta") if isinstance(value, Tensor) else _META
 
     def stand_for(shape: Tensor) -> Tensor:
         if to_host:

@@ -8,7 +8,7 @@ import torch
 
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import find_model
-from fastdiff.warming import warm
+from fastdiff.warming import drawing
 from fastdiff.warming.card import CARDS, pretended
 
 
@@ -32,9 +32,9 @@ def launched(monkeypatch):
         asked = Request(model=str(folder), num_inference_steps=4, **request)
         model = find_model(asked)
         with pretended(CARDS[card]):
-            pipe = warm.load(model, asked)
-            for run in warm.runs(asked, model, batch):
-                warm.draw(pipe, run)
+            pipe = drawing.load(model, asked)
+            for run in drawing.runs(asked, model, batch):
+                drawing.draw(pipe, run)
         assert not torch.cuda.is_initialized()
         return found
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,12 +31,12 @@ from fastdiff.runs.drawing import Run, first_batch
 from fastdiff.warming.card import Card, pretended
 from fastdiff.warming.ghosts import GPU
 
-Size = Mapping[str, int]  # height and width, or horizon; empty for the model's own
+Size = Mapping[str, Any]  # height and width, or horizon; empty for the model's own
 
 
 @dataclass(frozen=True)
 class Warmed:
-    """What one size and one batch launch."""
+    """A row of the result: the kernels of one size and one batch."""
 
     size: str  # WIDTHxHEIGHT, or the horizon of trajectories
     batch: int
