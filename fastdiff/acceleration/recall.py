@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from fastdiff.checkpoints.weights import diffusers_keys
 from fastdiff.diffusion.conditioning import ConditioningTable
 from fastdiff.diffusion.conditions import Conditions
-from fastdiff.execution.cuda_graphs import map_tensors
+from fastdiff.execution.cuda_graphs import Fixed, map_tensors
 from fastdiff.models.blocks.conditioning import GROUP, Conditioning, Prompt
-from fastdiff.models.denoiser import Denoiser
+from fastdiff.models.denoiser import Denoiser, Recalled
 
 # Both are chosen, not measured. With more pictures the conditioning is a smaller part of a call, and takes more memory:
 # for SDXL, 25 MB for each picture.
@@ -42,7 +42,7 @@ class Recall:
 
     def __call__(
         self, denoiser: Denoiser, timestep: Tensor, count: int, class_labels: Tensor | None, prompt: Prompt | None
-    ) -> Conditioning | None:
+    ) -> Recalled | None:
         """Return the conditioning of `count` pictures, or None if the call is not a step of a run."""
         place = _place(timestep)
         if place is None or not self._counts_writes or not _suits(denoiser, count, class_labels, prompt):
@@ -63,8 +63,9 @@ class Recall:
             run, self._runs = None, others  # free the memory of runs that have ended
             run = _Run(denoiser, given, stream, self._writes(), _conditions(count, class_labels, prompt))
         self._runs = [run, *others]
-        conditioning = run.at(step)
-        return conditioning if prompt is None else conditioning._replace(text=(*conditioning.text, *prompt.bias))
+        temb, timesteps, text = run.at(step)
+        bias = () if prompt is None else prompt.bias
+        return Recalled((temb, timesteps), Fixed((*text, *bias)) if bias else run.text)
 
     def forget_changes(self) -> bool:
         """Drop runs from before the latest write to the weights. Return whether there were any."""
@@ -91,6 +92,7 @@ class _Run:
         self._given = [(weakref.ref(tensor), _state(tensor)) for tensor in given]
         with torch.inference_mode(False), torch.no_grad():
             self._table = ConditioningTable(denoiser, given[0].detach(), conditions, chunk=GROUP)
+        self.text = Fixed(self._table.text)  # one object, so that a graph copies it at the first step only
 
     def at(self, step: int) -> Conditioning:
         self.step = step

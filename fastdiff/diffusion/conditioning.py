@@ -32,7 +32,7 @@ class ConditioningTable:
         self._chunk = fitting - fitting % GROUP or fitting
         self._made = range(0)  # the steps of the current chunk
         self._temb: Tensor | None = None  # (conditions, steps of the chunk, width)
-        self._text = () if conditions.prompt is None else denoiser.project(conditions.prompt)
+        self.text = () if conditions.prompt is None else denoiser.project(conditions.prompt)
 
     def at(self, step: int) -> Conditioning:
         """Return the conditioning of a step, with one entry per condition."""
@@ -42,7 +42,7 @@ class ConditioningTable:
             self._temb = None  # free this chunk before allocating the next
             self._temb = make_table(self._denoiser, self._timesteps, self._conditions, self._made)
         temb = self._temb[:, step - self._made.start]
-        return Conditioning(temb, self._timesteps[step].expand(len(temb)), self._text)
+        return Conditioning(temb, self._timesteps[step].expand(len(temb)), self.text)
 
 
 def make_table(denoiser: DenoiserLike, timesteps: Tensor, conditions: Conditions, steps: range) -> Tensor:

@@ -1,7 +1,7 @@
 """Denoiser: the base class of the models that are called at each step, with their conditioning and input checks."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from fastdiff.arguments import as_float, naming, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.registry import DenoiserPart
 from fastdiff.errors import InputError
+from fastdiff.execution.cuda_graphs import Fixed
 from fastdiff.execution.tensors import INDICES, REAL, beside, tensor, within
 from fastdiff.models.blocks.conditioning import Conditioning, Given, Prompt
 from fastdiff.models.blocks.resnet import Conditioned
@@ -17,8 +18,16 @@ from fastdiff.models.model import Model
 
 MOST_TIMESTEP = 2**31  # float64 holds integers up to it exactly
 
+
+class Recalled(NamedTuple):
+    """A conditioning that earlier calls have computed."""
+
+    time: tuple[Tensor, Tensor]  # `Conditioning.temb` and `timesteps`
+    text: Fixed  # `Conditioning.text`
+
+
 # Called with the arguments of `Denoiser.recall`
-Recall = Callable[["Denoiser", Tensor, int, Tensor | None, Prompt | None], Conditioning | None]
+Recall = Callable[["Denoiser", Tensor, int, Tensor | None, Prompt | None], Recalled | None]
 
 
 class Denoiser(Model):
@@ -98,7 +107,7 @@ class Denoiser(Model):
         if self.recall is not None:
             known = self.recall(self, timestep, len(sample), class_labels, prompt)
         if known is not None:
-            (prediction,) = self.graphed("step", self._run_step)(x, known, *extras)
+            (prediction,) = self.graphed("step", self._run_known)(x, *known, *extras)
         else:
             timesteps = timestep.to(self.device).expand(len(sample))
             labels, prompts = (() if each is None else (each,) for each in (class_labels, prompt))
@@ -111,8 +120,13 @@ class Denoiser(Model):
         """Predict as a function of tensors only, over (N, H, W, C)."""
         return self._run_step(x, self.conditioning(timesteps, labels[0] if labels else None, *prompts), *extras)
 
-    def _run_step(self, x: Tensor, conditioning: Conditioning, *extras: Any) -> tuple[Tensor]:
+    def _run_known(
+        self, x: Tensor, time: tuple[Tensor, Tensor], text: tuple[Tensor, ...], *extras: Any
+    ) -> tuple[Tensor]:
         """Predict as `_run_whole` does, with a conditioning that is computed before."""
+        return self._run_step(x, Conditioning(*time, text), *extras)
+
+    def _run_step(self, x: Tensor, conditioning: Conditioning, *extras: Any) -> tuple[Tensor]:
         for name, source in self.sources.items():
             self.get_parameter(name).copy_(self.conversions[name].convert(source))
         return (self.predict(x.contiguous(), conditioning, *extras),)

@@ -24,7 +24,7 @@ from fastdiff.kernels.host.compiling import only_compiling
 from fastdiff.models.classes import model_class, model_folders
 from fastdiff.models.model import Model
 from fastdiff.pipelines import Pipeline
-from fastdiff.pipelines.base import scheduler_of
+from fastdiff.pipelines.folders import scheduler_of
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run, first_batch
@@ -71,7 +71,7 @@ def load(model: ModelCard, request: Request) -> Pipeline:
     """Return the pipeline of a folder with ghosts as weights. The folder needs no weight files."""
     options = Load.of(device=GPU, dtype=request.dtype, precision=request.precision, scheduler=request.scheduler)
     models = {part.name: _model(part, folder, options) for part, folder in model_folders(model).items()}
-    pipe = Pipeline.kinds[model.drawn_by]._of_card(model, models, scheduler_of(model, options.scheduler))
+    pipe: Any = Pipeline.kinds[model.drawn_by]._of_card(model, models, scheduler_of(model, options.scheduler))
     for each in models.values():
         each.use_graphs = False
     return pipe

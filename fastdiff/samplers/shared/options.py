@@ -17,6 +17,7 @@ from fastdiff.schema import Schema, checked
 
 AnyConfig = TypeVar("AnyConfig", bound="SchedulerConfig")
 
+FlowPrediction = Literal["epsilon", "sample", "v_prediction", "flow_prediction"]
 FinalSigma = Literal["zero", "sigma_min"]  # after the last step
 VarianceType = Literal["fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range"]
 
@@ -170,7 +171,7 @@ class SpacedSigmaConfig(SpacedConfig, SigmaConfig):
 class FlowConfig(SpacedSigmaConfig, ThresholdingConfig):
     """The options of multistep solvers, which can also follow a flow, where x_t = (1 - sigma) x_0 + sigma eps."""
 
-    prediction_type: Literal["epsilon", "sample", "v_prediction", "flow_prediction"] = "epsilon"
+    prediction_type: FlowPrediction = "epsilon"  # type: ignore[assignment]  # one more than the base class has
     use_flow_sigmas: bool | None = False
     flow_shift: PositiveNumber = 1.0  # only read with use_flow_sigmas
     use_dynamic_shifting: bool = False  # lets `mu` of a run replace flow_shift by exp(mu)
