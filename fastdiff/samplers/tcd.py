@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from fastdiff.kernels.denoise import StepOptions
 from fastdiff.kinds import Fraction, NotNegative, PositiveNumber
 from fastdiff.samplers.shared.counted import DistilledScheduler
 from fastdiff.samplers.shared.marginals import Marginals, x0_columns
@@ -99,7 +98,6 @@ class TCDScheduler(DistilledScheduler):
 
     def _build(self, mapping: Mapping[str, Any]) -> None:
         super()._build(mapping)
-        self._step_options = StepOptions()
         self._eta = self.default_eta  # of the rows
 
     def _distilled(self, original_steps: int | None, strength: float) -> np.ndarray:

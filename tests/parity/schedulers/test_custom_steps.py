@@ -97,6 +97,11 @@ EULER, HEUN, DPM = (
 REFUSED = {
     "nothing": (EULER, {}, "give one of num_inference_steps, timesteps and sigmas"),
     "two": (EULER, {"timesteps": [3], "sigmas": [3.0, 0.0]}, "give one of num_inference_steps, timesteps and sigmas"),
+    "two-of-a-flow": (
+        fastdiff.FlowMatchEulerDiscreteScheduler,
+        {"timesteps": [500.0], "sigmas": [0.5]},
+        "give one of num_inference_steps, timesteps and sigmas",
+    ),
     "a-number-too": (EULER, {"num_inference_steps": 1, "timesteps": [3]}, "give one of num_inference_steps"),
     "ascending": (EULER, {"timesteps": [3, 5]}, "timesteps do not descend; give each once"),
     "repeated": (HEUN, {"timesteps": [5.5, 5.5]}, "timesteps do not descend"),
