@@ -7,6 +7,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.loading import Load
@@ -14,6 +15,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import DeviceLostError
 from fastdiff.pipelines import Pipeline
 from fastdiff.ui.engine import MAX_LOADED, Engine
+from fastdiff.ui.progress import _frame
 
 EMOJI64 = hub.BUNDLED / "emoji64"
 
@@ -53,6 +55,15 @@ def test_previews_come_from_the_preview_vae(engine, randomise, tmp_path):
         expected = theirs.decode(step.x0.permute(0, 3, 1, 2)).sample[0].permute(1, 2, 0)
     shown = torch.from_numpy(np.array(step.preview()[0])).float() / 127.5 - 1
     torch.testing.assert_close(shown, expected.clamp(-1, 1), rtol=0, atol=0.01)
+
+
+def test_a_whole_preview_is_a_jpeg_and_a_small_one_a_png():
+    """A large preview is scaled down, unless a preview VAE made it."""
+    images = [Image.new("RGB", (400, 300)) for _ in range(2)]
+    shrunk, whole = (_frame("Preview", image, is_whole) for image, is_whole in zip(images, (False, True), strict=True))
+    assert [image.size for image in images] == [(256, 192), (400, 300)]
+    assert "data-small" in shrunk and "data:image/png;base64," in shrunk
+    assert "data-small" not in whole and "data:image/jpeg;base64," in whole
 
 
 def test_many_requests_load_a_model_once(monkeypatch):
