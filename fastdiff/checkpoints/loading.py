@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fastdiff.arguments import shown
-from fastdiff.checkpoints.hub import extensions_of
+from fastdiff.checkpoints.names import extensions_of
 from fastdiff.checkpoints.registry import part_names
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_precision, resolve_device, resolve_dtype
