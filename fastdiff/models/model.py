@@ -46,10 +46,12 @@ class _Building(type):
     """The class of model classes: calling one builds a model from diffusers' arguments, by position or by name."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        library, names = cls.part.library, option_names(cls.part.config)
-        if library == "transformers" or (len(args) == 1 and isinstance(args[0], ModelConfig)):
+        if len(args) == 1 and isinstance(args[0], ModelConfig):
+            return super().__call__(*args)
+        if cls.part.library == "transformers":
             return cls.from_config(*args, source=cls.__name__, **options)
-        return cls.from_config(by_name(names, args, options, cls.__name__), source=cls.__name__)
+        given = by_name(option_names(cls.part.config), args, options, cls.__name__)
+        return cls.from_config(given, source=cls.__name__)
 
 
 class Model(Surface, metaclass=_Building):
@@ -121,7 +123,7 @@ class Model(Surface, metaclass=_Building):
             }
             config = cls.part.config.from_mapping(config, source)
         try:
-            model = type.__call__(cls, config).eval()
+            model = cls(config).eval()
         except (ValueError, ZeroDivisionError) as error:  # torch's own: groups that do not divide a width...
             raise InputError(f"{source}: {error}; correct this option of the model's config") from None
         model._check_built(source)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Interval, Len
 
@@ -18,12 +18,15 @@ from fastdiff.kinds import (
     Channels,
     Fraction,
     FrequencyShift,
+    NotGiven,
+    Off,
     PositiveNumber,
     Side,
     StageLayers,
     Widths,
     canonical,
 )
+from fastdiff.schema import Wanted
 
 Depth = Annotated[int, Interval(ge=0, le=MAX_STAGE_LAYERS)]  # transformer blocks in a row
 Depths = Annotated[
@@ -31,6 +34,7 @@ Depths = Annotated[
 ]  # for each level, or for each layer of each level
 LevelLayers = Annotated[tuple[StageLayers, ...], Len(1, MAX_LEVELS)]
 LevelFlags = Annotated[tuple[bool, ...], Len(1, MAX_LEVELS)]
+PlainAttention = Annotated[Literal["default"], Wanted("default, the only attention_type that fastdiff runs")]
 Kernel = Annotated[int, Interval(ge=1, le=31)]  # pixels
 
 USUAL_LENGTH = 77  # tokens of a text, as in CLIP
@@ -57,14 +61,6 @@ class StagePlan(NamedTuple):
 class UNet2DConditionConfig(DenoiserConfig):
     """The config of a UNet2DConditionModel, with diffusers' option names and defaults."""
 
-    SWITCHED_OFF: ClassVar = {
-        "dual_cross_attention": False,
-        "num_attention_heads": None,  # an error in diffusers too: attention_head_dim is the number of heads
-        "attention_type": "default",  # other values are for GLIGEN
-        "cross_attention_norm": None,
-        "resnet_skip_time_act": False,
-    }
-
     sample_size: Side | tuple[Side, Side] | None = None  # height and width of the latents; the default size to draw
     in_channels: Channels = 4
     out_channels: Channels = 4
@@ -89,6 +85,8 @@ class UNet2DConditionConfig(DenoiserConfig):
     encoder_hid_dim: Channels | None = None  # text width, if the model projects it to cross_attention_dim
     encoder_hid_dim_type: Literal["text_proj"] | None = None
     attention_head_dim: Channels | Widths = 8  # the NUMBER of heads, despite its name
+    num_attention_heads: NotGiven = None  # an error in diffusers too: attention_head_dim is the number of heads
+    dual_cross_attention: Off = False
     use_linear_projection: bool = False  # the transformers' projections are linear layers, not convolutions
     class_embed_type: Literal["timestep", "identity", "projection", "simple_projection"] | None = None
     addition_embed_type: Literal["text", "text_time"] | None = None
@@ -97,6 +95,7 @@ class UNet2DConditionConfig(DenoiserConfig):
     num_class_embeds: Annotated[int, Interval(ge=1, le=MAX_LABELS)] | None = None
     upcast_attention: bool | None = False  # no effect: attention scores are always float32
     resnet_time_scale_shift: Literal["default", "scale_shift"] = "default"
+    resnet_skip_time_act: Off = False
     resnet_out_scale_factor: PositiveNumber = 1.0  # of unsupported blocks
     time_embedding_type: Literal["positional", "fourier"] = "positional"
     time_embedding_dim: Channels | None = None  # None: 4 * block_out_channels[0]; fourier: 2 * of it
@@ -106,8 +105,10 @@ class UNet2DConditionConfig(DenoiserConfig):
     conv_in_kernel: Kernel = 3
     conv_out_kernel: Kernel = 3
     projection_class_embeddings_input_dim: Channels | None = None
+    attention_type: PlainAttention = "default"  # other values are for GLIGEN
     class_embeddings_concat: bool = False
     mid_block_only_cross_attention: bool | None = None  # of unsupported blocks
+    cross_attention_norm: NotGiven = None
     addition_embed_type_num_heads: Channels = 64
 
     def check(self) -> None:
