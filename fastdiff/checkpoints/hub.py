@@ -103,6 +103,8 @@ def resolve_part(
     part is downloaded.
     """
     name = _checked_name(name_or_path)
+    if subfolder and os.path.isdir(os.path.join(name, subfolder)):  # of a folder that is no model itself
+        name, subfolder = os.path.join(name, subfolder), None
     if not is_hub_id(name):
         options = {"revision": revision, "variant": variant, "use_safetensors": use_safetensors}
         return part_folder(resolve(name, **options, **client), part.name, subfolder)
