@@ -106,8 +106,8 @@ def resolve_part(
     if subfolder and os.path.isdir(os.path.join(name, subfolder)):  # of a folder that is no model itself
         name, subfolder = os.path.join(name, subfolder), None
     if not is_hub_id(name):
-        options = {"revision": revision, "variant": variant, "use_safetensors": use_safetensors}
-        return part_folder(resolve(name, **options, **client), part.name, subfolder)
+        root = resolve(name, revision=revision, variant=variant, use_safetensors=use_safetensors, **client)
+        return part_folder(root, part.name, subfolder)
     checked("variant", variant, Variant | None)
     extensions = extensions_of(use_safetensors)
     places = (subfolder,) if subfolder else (part.name, "")

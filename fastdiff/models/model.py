@@ -45,6 +45,9 @@ REFUSED_BY_MODELS = {
 class _Building(type):
     """The class of model classes: calling one builds a model from diffusers' arguments, by position or by name."""
 
+    part: ModelPart
+    from_config: Callable[..., Any]
+
     def __call__(cls, *args: Any, **options: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], ModelConfig):
             return super().__call__(*args)

@@ -58,9 +58,7 @@ class Scheduler(Configured):
     init_noise_sigma: float | Tensor = 1.0
     config_class: ClassVar[type[DiffusionConfig]] = DiffusionConfig
     # The options that the constructor takes by position
-    positions: ClassVar[tuple[str, ...]] = (
-        *("num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "trained_betas"),
-    )
+    positions: ClassVar = ("num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "trained_betas")
     has_compatibles = True
 
     _options: DiffusionConfig
