@@ -21,6 +21,7 @@ from fastdiff.models.blocks.vae import Decoder, Encoder
 from fastdiff.models.distribution import DiagonalGaussianDistribution, Generators
 from fastdiff.models.model import Model
 from fastdiff.models.tiling import Tiles, blend, tiled
+from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 PIXELS_AT_ONCE = 1024 * 1024
 
 
+@read_by_name
 class DecoderOutput(NamedTuple):
     """The output of `AutoencoderKL.decode`.
 
@@ -39,6 +41,7 @@ class DecoderOutput(NamedTuple):
     sample: Tensor
 
 
+@read_by_name
 class AutoencoderKLOutput(NamedTuple):
     """The output of `AutoencoderKL.encode`.
 

@@ -25,9 +25,11 @@ from fastdiff.models.blocks.stages import (
     UpStage,
 )
 from fastdiff.models.denoiser import Denoiser
+from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
 
 
+@read_by_name
 class UNet2DOutput(NamedTuple):
     """The output of a UNet2DModel.
 

@@ -17,6 +17,7 @@ from torch import Generator, Tensor
 
 from fastdiff.errors import InputError
 from fastdiff.kinds import Fraction, NotNegative, TrainSteps
+from fastdiff.outputs import read_by_name
 from fastdiff.samplers.shared.counted import CountedScheduler
 from fastdiff.samplers.shared.marginals import Marginals, x0_columns
 from fastdiff.samplers.shared.noise import randn_tensor
@@ -91,6 +92,7 @@ def lcm_rows(config: LCMConfig, alpha_bar: Tensor, timesteps: Tensor, last: int)
     return stack_columns(columns, config, timesteps, p.alpha_bar)
 
 
+@read_by_name
 class LCMSchedulerOutput(NamedTuple):
     """The result of a step, as in diffusers' class of this name. Both tensors are (N, C, ...)."""
 

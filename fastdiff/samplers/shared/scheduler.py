@@ -22,6 +22,7 @@ from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, WHOLE, beside, tensor, within
 from fastdiff.kernels.denoise import denoise_step
 from fastdiff.kinds import NotNegative
+from fastdiff.outputs import read_by_name
 from fastdiff.refused import OF_SCHEDULERS
 from fastdiff.sampler_names import SAMPLERS
 from fastdiff.samplers.shared.betas import make_alpha_bar, make_betas
@@ -36,6 +37,7 @@ CONFIG_NAME = "scheduler_config.json"
 AnyScheduler = TypeVar("AnyScheduler", bound="Scheduler")
 
 
+@read_by_name
 class SchedulerOutput(NamedTuple):
     """The result of a step, as in diffusers' DDPMSchedulerOutput and DDIMSchedulerOutput. Both are (N, C, ...)."""
 

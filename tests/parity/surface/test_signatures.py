@@ -7,11 +7,13 @@ import inspect
 
 import diffusers
 import pytest
+import torch
 import transformers
 from torch import nn
 
 import fastdiff
 from fastdiff import InputError
+from fastdiff.models.model import Model
 from fastdiff.refused import OF_MODELS, OF_SCHEDULERS
 from fastdiff.sampler_names import SAMPLERS
 from fastdiff.samplers.shared.from_config import scheduler_from_config, scheduler_like
@@ -82,6 +84,12 @@ def scheduler(request):
     """Return diffusers' class and a scheduler of ours."""
     needed, *_ = SAMPLERS[request.param].names.values()
     return getattr(diffusers, request.param), getattr(fastdiff, request.param)(**needed)
+
+
+def test_every_model_is_walked():
+    kinds = [kind for kind in Model.classes.values() if kind.__module__.startswith("fastdiff.")]
+    ours = {kind.__name__ for kind in kinds if hasattr(kind, "part")}
+    assert ours == {*MODELS, *TEXT_ENCODERS}
 
 
 def test_models_have_what_diffusers_models_have(model):
@@ -215,6 +223,17 @@ def test_configs_equal_diffusers(name):
         assert key in ours.config
     assert "no_such_option" not in ours.config
     assert getattr(ours, "sample_size", None) == getattr(theirs.config, "sample_size", None)
+
+
+def test_outputs_are_read_as_diffusers():
+    ours = fastdiff.AutoencoderKL(**MODELS["AutoencoderKL"])
+    decoded = ours.decode(torch.zeros(1, 4, 4, 4))
+    assert decoded["sample"] is decoded.sample is decoded[0] is decoded.to_tuple()[0]
+    step = fastdiff.DDPMScheduler().step(torch.zeros(1, 3, 4, 4), 5, torch.zeros(1, 3, 4, 4))
+    assert step["prev_sample"] is step.prev_sample
+    assert len(ours.decode(torch.zeros(1, 4, 4, 4), return_dict=False)) == 1
+    with pytest.raises(KeyError):
+        decoded["no_such_field"]
 
 
 def test_constructors_take_diffusers_positions():
