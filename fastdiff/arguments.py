@@ -8,7 +8,7 @@ import math
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any, TypeVar
@@ -94,6 +94,22 @@ def instance(name: str, value: Any, kind: type[Value], wanted: str) -> Value:
 def optional(check: Callable[..., Value], name: str, value: Any, *limits: Any) -> Value | None:
     """Return None unchanged, and check any other value with `check`."""
     return None if value is None else check(name, value, *limits)
+
+
+def by_name(names: Sequence[str], args: Sequence[Any], options: Mapping[str, Any], whose: str) -> dict[str, Any]:
+    """Return the arguments of a call by name. `names`: of those that may be given by position, in order.
+
+    Raises InputError for too many arguments by position, and for an argument that is given twice. `whose` names the
+    method in errors.
+    """
+    if len(args) > len(names):
+        taken = f"at most {len(names)}: {', '.join(names)}" if names else "none"
+        raise InputError(f"{whose}: {len(args)} arguments by position, and it takes {taken}; give the others by name")
+    given = dict(zip(names, args, strict=False))
+    twice = [name for name in given if name in options]
+    if twice:
+        raise InputError(f"{twice[0]}: it is given by position and by name; leave out one of the two")
+    return {**given, **options}
 
 
 @contextmanager

@@ -43,6 +43,11 @@ TrainSteps = Annotated[int, Interval(ge=1, le=MAX_TRAIN_STEPS)]
 Activation = Annotated[Literal["silu", "swish", "mish", "gelu", "relu"], BeforeValidator(_in_small_letters)]
 
 
+# Options of diffusers' classes that fastdiff does not run. The value that switches one off is the only one
+Off = Annotated[Literal[False], Wanted("false, the only value that fastdiff runs")]
+NotGiven = Annotated[None, Wanted("null, the only value that fastdiff runs")]
+
+
 def canonical(activation: str) -> str:
     """Return the canonical name of an Activation. "swish" is another name of "silu"."""
     return "silu" if activation == "swish" else activation

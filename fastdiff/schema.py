@@ -5,8 +5,9 @@ checks values strictly: neither a string nor True is a number. This module does 
 """
 
 import functools
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -74,6 +75,15 @@ class Schema:
 def option_names(cls: type[Schema]) -> tuple[str, ...]:
     """Return the names of a schema's options, in order."""
     return tuple(_kinds(cls))  # type: ignore[arg-type]  # a class is hashable
+
+
+def signature(cls: type[Schema], positions: Sequence[str]) -> inspect.Signature:
+    """Return the signature of a function that takes a schema's options, the ones in `positions` also by position."""
+    defaults = {each.name: each.default for each in fields(cls)}  # type: ignore[arg-type]
+    by_position, by_keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    first = [name for name in positions if name in defaults]
+    kinds = {**dict.fromkeys(first, by_position), **{name: by_keyword for name in defaults if name not in first}}
+    return inspect.Signature([inspect.Parameter(name, kind, default=defaults[name]) for name, kind in kinds.items()])
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:

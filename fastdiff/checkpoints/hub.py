@@ -15,7 +15,7 @@ from fastdiff.arguments import optional
 from fastdiff.arguments import path as checked_path
 from fastdiff.checkpoints.configs.model import Library
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.names import Revision, Variant
+from fastdiff.checkpoints.names import Revision, Variant, extensions_of, weight_names
 from fastdiff.checkpoints.registry import (
     PIPELINES,
     ModelPart,
@@ -28,11 +28,6 @@ from fastdiff.errors import InputError
 from fastdiff.schema import checked
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
-# The stem of each library's weight files, by extension
-STEMS: dict[Library, dict[str, str]] = {
-    "diffusers": {"safetensors": "diffusion_pytorch_model", "bin": "diffusion_pytorch_model"},
-    "transformers": {"safetensors": "model", "bin": "pytorch_model"},
-}
 
 _CACHED = "models--"  # prefix of a model's folder in huggingface_hub's cache
 _CONFIGS = ("model_index.json", "config.json")  # of a pipeline, of a single model
@@ -69,16 +64,10 @@ def resolve(
     name = _checked_name(name_or_path)
     checked("variant", variant, Variant | None)
     checked("revision", revision, Revision | None)
-    if not isinstance(token, str | bool | None):
-        raise InputError("token: it must be a string or a bool; give the token, or leave it out")
-    checked("local_files_only", local_files_only, bool | None)
-    checked("force_download", force_download, bool)
-    optional(checked_path, "cache_dir", cache_dir)
+    snapshot = _client(name, token, local_files_only, cache_dir, force_download)
     extensions = extensions_of(use_safetensors)
     _check_permission(name)
     if is_hub_id(name):
-        options: dict[str, Any] = {"token": token, "cache_dir": cache_dir, "force_download": force_download}
-        snapshot = partial(_snapshot, name, local_files_only=bool(local_files_only), **options)
         return _download(name, snapshot, revision, variant, extensions, without)
     if revision is not None:
         raise InputError(
@@ -96,6 +85,71 @@ def resolve(
     close = difflib.get_close_matches(name, bundled, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise InputError(f"no model {name!r}; {hint}{_on_offer()}")
+
+
+def resolve_part(
+    name_or_path: str | Path,
+    part: ModelPart,
+    subfolder: str | None = None,
+    *,
+    revision: str | None = None,
+    variant: str | None = None,
+    use_safetensors: bool | None = None,
+    **client: Any,
+) -> Path:
+    """Return the local folder of one model. Arguments and errors are as in `resolve`.
+
+    It is the `subfolder`, else the part's own folder in a pipeline's, else the whole folder. Of a hub model only this
+    part is downloaded.
+    """
+    name = _checked_name(name_or_path)
+    if subfolder and os.path.isdir(os.path.join(name, subfolder)):  # of a folder that is no model itself
+        name, subfolder = os.path.join(name, subfolder), None
+    if not is_hub_id(name):
+        root = resolve(name, revision=revision, variant=variant, use_safetensors=use_safetensors, **client)
+        return part_folder(root, part.name, subfolder)
+    checked("variant", variant, Variant | None)
+    extensions = extensions_of(use_safetensors)
+    places = (subfolder,) if subfolder else (part.name, "")
+    root = json_folder(name, [f"{place}/config.json".lstrip("/") for place in places], revision=revision, **client)
+    folder = part_folder(root, part.name, subfolder)
+    fetch = partial(_fetch, partial(_client(name, **client), revision=root.name), root)
+    if not any(fetch(folder, weight_names(extension, variant, part.library)) for extension in extensions):
+        raise InputError(_nothing_there(name, revision, root, folder, variant))
+    return folder
+
+
+def json_folder(name_or_path: str | Path, files: list[str], *, revision: str | None = None, **client: Any) -> Path:
+    """Return the local folder of a model, with these JSON files if it has them. Errors are as in `resolve`.
+
+    Of a hub model only these files are downloaded. Any local folder is returned as it is.
+    """
+    name = _checked_name(name_or_path)
+    checked("revision", revision, Revision | None)
+    snapshot = _client(name, **client)
+    if is_hub_id(name):
+        return snapshot(files, revision=revision)
+    return Path(name) if os.path.isdir(name) else bundled_models().get(name, Path(name))
+
+
+def _client(
+    name: str,
+    token: str | bool | None = None,
+    local_files_only: bool | None = False,
+    cache_dir: str | Path | None = None,
+    force_download: bool = False,
+) -> Callable[..., Path]:
+    """Return the function that downloads files of a hub model into a folder, and returns it. The options are checked.
+
+    It takes patterns of the files' names, and `revision`.
+    """
+    if not isinstance(token, str | bool | None):
+        raise InputError("token: it must be a string or a bool; give the token, or leave it out")
+    checked("local_files_only", local_files_only, bool | None)
+    checked("force_download", force_download, bool)
+    optional(checked_path, "cache_dir", cache_dir)
+    options: dict[str, Any] = {"token": token, "cache_dir": cache_dir, "force_download": force_download}
+    return partial(_snapshot, name, local_files_only=bool(local_files_only), **options)
 
 
 def _checked_name(name_or_path: object) -> str:
@@ -166,35 +220,9 @@ def _is_broken(folder: Path) -> bool:
     return False
 
 
-def extensions_of(use_safetensors: bool | None) -> tuple[str, ...]:
-    """Return the extensions of weight files to look for, the preferred one first.
-
-    As in diffusers, True is safetensors alone, False is .bin alone, and None is both. A .bin is read as tensors alone.
-    """
-    checked("use_safetensors", use_safetensors, bool | None)
-    return {None: ("safetensors", "bin"), True: ("safetensors",), False: ("bin",)}[use_safetensors]
-
-
-def weights_name(extension: str, variant: str | None = None, library: Library = "diffusers") -> str:
-    """Return a library's name for a file with all weights. `extension` is safetensors or bin."""
-    return ".".join(filter(None, (STEMS[library][extension], variant, extension)))
-
-
-def index_names(extension: str, variant: str | None = None, library: Library = "diffusers") -> list[str]:
-    """Return a library's names for the index of sharded weights, newest first."""
-    name = weights_name(extension, library=library)
-    if variant is None:
-        return [f"{name}.index.json"]
-    return [f"{name}.index.{variant}.json", f"{name}.{variant}.index.json"]
-
-
-def weight_names(extension: str, variant: str | None, library: Library) -> list[str]:
-    """Return all names that a library gives to weight files and indices. The names of shards are patterns."""
-    stem, shard = STEMS[library][extension], "-?????-of-?????"
-    shards = [f"{stem}{shard}.{extension}"]
-    if variant is not None:
-        shards = [f"{stem}.{variant}{shard}.{extension}", f"{stem}{shard}.{variant}.{extension}"]
-    return [weights_name(extension, variant, library), *index_names(extension, variant, library), *shards]
+def part_folder(root: Path, name: str, subfolder: str | None) -> Path:
+    """Return the `subfolder` of a model's folder, or else the `component_folder`."""
+    return root / subfolder if subfolder else component_folder(root, name)
 
 
 def component_folder(root: str | Path, name: str) -> Path:
@@ -262,22 +290,31 @@ def _download(
         raise InputError(f"hub model {repo_id} holds neither {' nor '.join(_CONFIGS)}; give one in diffusers' layout")
     needed = needed_folders(root, without)
 
-    def fetch(folder: Path, names: Collection[str]) -> bool:
-        """Download a folder's config and these files. Return whether any of the files exist."""
-        wanted = [(folder / name).relative_to(root).as_posix() for name in ("config.json", *names)]
-        snapshot(wanted, revision=root.name)
-        return any(any(folder.glob(name)) for name in names)
-
-    where = f"in diffusers' layout; see https://huggingface.co/{repo_id}/tree/{revision or 'main'}"
+    fetch = partial(_fetch, partial(snapshot, revision=root.name), root)
     for folder in needed.tokenizers:
         if not fetch(folder, _TOKENIZER_FILES):
-            raise InputError(f"hub model {repo_id} has no {folder.name} {where}")
+            raise InputError(f"hub model {repo_id} has no {folder.name} {_where(repo_id, revision)}")
     for folder, library in needed.models.items():
         if not any(fetch(folder, weight_names(extension, variant, library)) for extension in extensions):
-            of_part = "" if folder == root else f" of its {folder.name}"
-            wanted = "weights" if variant is None else f"weights of variant {variant!r}"
-            raise InputError(f"hub model {repo_id} has no {wanted}{of_part} {where}")
+            raise InputError(_nothing_there(repo_id, revision, root, folder, variant))
     return root
+
+
+def _fetch(snapshot: Callable[[list[str]], Path], root: Path, folder: Path, names: Collection[str]) -> bool:
+    """Download a folder's config and these files. Return whether any of the files exist."""
+    snapshot([(folder / name).relative_to(root).as_posix() for name in ("config.json", *names)])
+    return any(any(folder.glob(name)) for name in names)
+
+
+def _nothing_there(repo_id: str, revision: str | None, root: Path, folder: Path, variant: str | None) -> str:
+    """Return the message for a folder without weights."""
+    of_part = "" if folder == root else f" of its {folder.name}"
+    wanted = "weights" if variant is None else f"weights of variant {variant!r}"
+    return f"hub model {repo_id} has no {wanted}{of_part} {_where(repo_id, revision)}"
+
+
+def _where(repo_id: str, revision: str | None) -> str:
+    return f"in diffusers' layout; see https://huggingface.co/{repo_id}/tree/{revision or 'main'}"
 
 
 def _json_files() -> list[str]:

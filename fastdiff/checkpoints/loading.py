@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fastdiff.arguments import shown
-from fastdiff.checkpoints.hub import extensions_of
+from fastdiff.arguments import naming, shown
+from fastdiff.checkpoints.names import extensions_of
 from fastdiff.checkpoints.registry import part_names
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_precision, resolve_device, resolve_dtype
@@ -112,7 +112,8 @@ def chosen_device(device: Any, device_map: Any) -> Any:
         raise InputError(f"device_map: {shown(device_map)} spreads parts over devices; give one device such as cuda")
     if device not in (None, "auto"):
         raise InputError("device_map: device is also given; leave out one of the two")
-    return "auto" if device_map in ("balanced", "auto") else device_map
+    with naming("device_map"):
+        return resolve_device("auto" if isinstance(device_map, str) and device_map == "balanced" else device_map)
 
 
 def check_foreign(options: Mapping[str, Any], refused: Mapping[str, str] = REFUSED) -> None:

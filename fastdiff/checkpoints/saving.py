@@ -1,23 +1,44 @@
-"""Save configs, and plan weight files, in the layout of diffusers and transformers. Imports no torch."""
+"""Configs that are saved and read back, and the names of saved weight files, as in diffusers and transformers."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
+from fastdiff.arguments import optional, shown, text
 from fastdiff.arguments import path as checked_path
-from fastdiff.arguments import shown
 from fastdiff.checkpoints.configs.model import Library
-from fastdiff.checkpoints.hub import index_names, weight_names, weights_name
-from fastdiff.checkpoints.names import Variant
+from fastdiff.checkpoints.hub import json_folder
+from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.loading import check_foreign
+from fastdiff.checkpoints.names import Variant, index_names, weight_names, weights_name
 from fastdiff.errors import InputError
 from fastdiff.refused import OF_ALL, Refusing, refusal
 from fastdiff.schema import checked
 
 DIFFUSERS = "0.42.1"  # the release whose layout the files have
 
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")  # of `from_pretrained`
 _UPLOADING = frozenset({"commit_message", "create_pr", "private", "repo_id", "token"})  # unused without push_to_hub
+
+
+class FrozenDict(dict):
+    """Options by item and by attribute. It is immutable, as diffusers' class of this name."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the config has no option {name!r}") from None
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError("a config is frozen; make another with from_config(config, option=value)")
+
+    __setattr__ = __setitem__ = __delitem__ = __ior__ = update = pop = popitem = setdefault = clear = _refuse
+
+    def __reduce__(self) -> tuple[type["FrozenDict"], tuple[dict]]:  # otherwise copies and pickles would set the items
+        return FrozenDict, (dict(self),)
 
 
 class Configured(Refusing):
@@ -48,6 +69,51 @@ class Configured(Refusing):
         check_not_uploading(push_to_hub, kwargs)
         with into_folder(save_directory) as folder:
             self.to_json_file(folder / self.config_name)
+
+    @classmethod
+    def load_config(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        return_unused_kwargs: bool = False,
+        return_commit_hash: bool = False,
+        *,
+        subfolder: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return the content of a saved config, for `from_config`.
+
+        Args:
+            pretrained_model_name_or_path: a folder, the name of a bundled model, or a hub id.
+            return_unused_kwargs: whether to return a tuple of the config and the kwargs that are not of the hub.
+            return_commit_hash: not supported: it must be False.
+            subfolder: the part of a pipeline's folder.
+            kwargs: options of the hub (`cache_dir`, `force_download`, `local_files_only`, `revision`, `token`).
+
+        Raises:
+            InputError: for a bad folder or config, and for other kwargs.
+        """
+        if return_commit_hash is not False:
+            raise InputError("return_commit_hash: fastdiff does not read it; leave it out")
+        optional(text, "subfolder", subfolder)
+        hub_options, unused = divided(kwargs, HUB_OPTIONS)
+        files = [f"{folder}/{cls.config_name}".lstrip("/") for folder in cls.folders(subfolder)]
+        root = json_folder(pretrained_model_name_or_path, files, **hub_options)
+        config = read_json(root / next((file for file in files if (root / file).is_file()), files[-1]))
+        if checked("return_unused_kwargs", return_unused_kwargs, bool):
+            return config, unused
+        check_foreign(unused)
+        return config
+
+    @classmethod
+    def folders(cls, subfolder: str | None) -> tuple[str, ...]:
+        """Return where the config may be in a model's folder, the preferred folder first."""
+        return (subfolder or "",)
+
+
+def divided(options: Mapping[str, Any], names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options with these names, and the others."""
+    ours = {name: value for name, value in options.items() if name in names}
+    return ours, {name: value for name, value in options.items() if name not in names}
 
 
 def check_not_uploading(push_to_hub: Any, options: Mapping[str, Any]) -> None:

@@ -16,9 +16,8 @@ from typing import Annotated, NamedTuple, TypeVar
 
 from fastdiff.arguments import naming
 from fastdiff.checkpoints.configs.model import Library, ModelConfig, Place
-from fastdiff.checkpoints.hub import STEMS, extensions_of, index_names, weights_name
 from fastdiff.checkpoints.json_files import MAX_BYTES, parse_json, read_json
-from fastdiff.checkpoints.names import Variant, is_file_name
+from fastdiff.checkpoints.names import STEMS, Variant, extensions_of, index_names, is_file_name, weights_name
 from fastdiff.errors import InputError
 from fastdiff.schema import Wanted, checked
 

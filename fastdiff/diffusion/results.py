@@ -12,8 +12,10 @@ from torch import Tensor
 from fastdiff.diffusion.decoding import decode
 from fastdiff.diffusion.trajectories import TrajectoryOutput
 from fastdiff.execution.memory import smaller_portions
+from fastdiff.outputs import read_by_name
 
 
+@read_by_name
 class PipelineOutput(NamedTuple):
     """The result of a pipeline.
 

@@ -17,12 +17,14 @@ from fastdiff.diffusion.decoding import check_finite
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import REAL
 from fastdiff.kinds import Horizon
+from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
 
 TrajectoryOutputType = Literal["np", "pt"]
 MOST_VALUES = 2**24  # per position; checked first, because reading a huge view or range would fill the memory
 
 
+@read_by_name
 class TrajectoryOutput(NamedTuple):
     """The result of planning.
 

@@ -16,11 +16,13 @@ from fastdiff.models.blocks.vae import Decoder, Encoder
 from fastdiff.models.coding import Autoencoder, Half
 from fastdiff.models.distribution import DiagonalGaussianDistribution, Generators
 from fastdiff.models.tiling import Tiles, tiled
+from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
 
 _log = logging.getLogger(__name__)
 
 
+@read_by_name
 class DecoderOutput(NamedTuple):
     """The output of `AutoencoderKL.decode`.
 
@@ -30,6 +32,7 @@ class DecoderOutput(NamedTuple):
     sample: Tensor
 
 
+@read_by_name
 class AutoencoderKLOutput(NamedTuple):
     """The output of `AutoencoderKL.encode`.
 
@@ -78,9 +81,9 @@ class AutoencoderKL(Autoencoder):
         self._has_warned = False
         self._lay_out()
 
-    def enable_tiling(self) -> None:
+    def enable_tiling(self, use_tiling: bool = True) -> None:
         """Compute pictures larger than a tile in overlapping tiles with blended seams, which takes less memory."""
-        self.use_tiling = True
+        self.use_tiling = checked("use_tiling", use_tiling, bool)
 
     def disable_tiling(self) -> None:
         """Compute every picture as a whole."""
@@ -157,6 +160,31 @@ class AutoencoderKL(Autoencoder):
         tiles = Tiles(self.tile_latent_min_size, self.tile_sample_min_size, self.tile_overlap_factor)
         sample = self._run(AutoencoderKL._decode, z, tiles)
         return DecoderOutput(sample) if return_dict else (sample,)
+
+    def tiled_encode(
+        self, x: Tensor, return_dict: bool = True
+    ) -> AutoencoderKLOutput | tuple[DiagonalGaussianDistribution]:
+        """Encode in tiles, whether or not tiling is enabled. The rest is as in `encode`."""
+        return self._in_tiles(self.encode, x, return_dict)
+
+    def tiled_decode(self, z: Tensor, return_dict: bool = True) -> DecoderOutput | tuple[Tensor]:
+        """Decode in tiles, whether or not tiling is enabled. The rest is as in `decode`."""
+        return self._in_tiles(self.decode, z, return_dict)
+
+    def _in_tiles(self, half: Callable[..., Any], x: Tensor, return_dict: bool) -> Any:
+        before, self.use_tiling = self.use_tiling, True
+        try:
+            return half(x, return_dict)
+        finally:
+            self.use_tiling = before
+
+    def blend_v(self, a: Tensor, b: Tensor, blend_extent: int) -> Tensor:
+        """Return b (N, C, H, W), its first `blend_extent` rows blended with the last rows of a."""
+        return blend(a, b, blend_extent, dim=2)
+
+    def blend_h(self, a: Tensor, b: Tensor, blend_extent: int) -> Tensor:
+        """Return b (N, C, H, W), its first `blend_extent` columns blended with the last columns of a."""
+        return blend(a, b, blend_extent, dim=3)
 
     @torch.no_grad()
     @fast_on_cpu()

@@ -20,11 +20,13 @@ from fastdiff.kernels.attention import attention
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.models.model import Model
+from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked, whole
 
 QKV = ("q_proj", "k_proj", "v_proj")  # three layers in transformers, one here
 
 
+@read_by_name
 class CLIPTextOutput(NamedTuple):
     """The output of CLIPTextModel, like transformers' BaseModelOutputWithPooling."""
 
@@ -33,6 +35,7 @@ class CLIPTextOutput(NamedTuple):
     hidden_states: tuple[Tensor, ...] | None = None  # (N, L, C) each: embeddings, then layers' outputs, no norm
 
 
+@read_by_name
 class CLIPTextModelOutput(NamedTuple):
     """The output of CLIPTextModelWithProjection, like transformers' class of this name."""
 

@@ -22,12 +22,14 @@ from fastdiff.kernels.linear import linear
 from fastdiff.models.blocks.conditioning import Conditioning, in_groups
 from fastdiff.models.blocks.embeddings import Timesteps
 from fastdiff.models.denoiser import Denoiser
+from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
 
 EPS = 1e-6  # of all norms but the one before the MLP, which has the config's; fixed in diffusers
 TIME_WIDTH = 256  # of the sinusoidal embedding
 
 
+@read_by_name
 class Transformer2DModelOutput(NamedTuple):
     """The output of a DiTTransformer2DModel.
 

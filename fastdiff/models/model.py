@@ -2,31 +2,62 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fastdiff.arguments import mapping, optional, text
+from fastdiff.arguments import by_name, mapping, optional, text
 from fastdiff.checkpoints import hub, weight_files, weights
 from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.loading import Load
+from fastdiff.checkpoints.loading import REFUSED, Load, check_foreign, chosen_device, chosen_dtype
+from fastdiff.checkpoints.names import extensions_of
 from fastdiff.checkpoints.quantisation import formats
 from fastdiff.checkpoints.registry import ModelPart
+from fastdiff.checkpoints.saving import HUB_OPTIONS, divided
 from fastdiff.errors import InputError
 from fastdiff.execution.cuda_graphs import Function, Graphed, Ungraphed
-from fastdiff.execution.devices import check_precision, check_weights_dtype, on_meta, resolve_device
+from fastdiff.execution.devices import check_precision, check_weights_dtype, on_meta, resolve_device, resolve_dtype
 from fastdiff.kernels.host.compiling import get_ready
 from fastdiff.kernels.host.weights import Quantised
 from fastdiff.kinds import Precision
 from fastdiff.models.surface import Surface
-from fastdiff.schema import checked
+from fastdiff.schema import checked, option_names, signature
 
 AnyModel = TypeVar("AnyModel", bound="Model")
 
+CONFIG_NAME = Surface.config_name
 
-class Model(Surface):
+# Arguments of `from_pretrained` of diffusers' and transformers' models alone, and what to do instead
+REFUSED_BY_MODELS = {
+    "config": "give the options that differ as arguments of their own",
+    "dduf_entries": "fastdiff reads folders; unpack the file first",
+    "flashpack_kwargs": "fastdiff reads safetensors and .bin only",
+    "from_flax": "fastdiff reads weights of PyTorch only",
+    "ignore_mismatched_sizes": "weights of another shape are always an error; give the config that fits them",
+    "parallel_config": "a model runs on one GPU; leave it out",
+    "state_dict": "build the model with from_config, and call load_state_dict",
+}
+
+
+class _Building(type):
+    """The class of model classes: calling one builds a model from diffusers' arguments, by position or by name."""
+
+    part: ModelPart
+    from_config: Callable[..., Any]
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], ModelConfig):
+            return super().__call__(*args)
+        if cls.part.library == "transformers":
+            return cls.from_config(*args, source=cls.__name__, **options)
+        given = by_name(option_names(cls.part.config), args, options, cls.__name__)
+        return cls.from_config(given, source=cls.__name__)
+
+
+class Model(Surface, metaclass=_Building):
     """The base class of all models: a model of diffusers or transformers, for inference.
 
     A model takes the same config.json, weights and call as the class of the same name in diffusers or transformers.
@@ -42,6 +73,9 @@ class Model(Surface):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         Model.classes[cls.__name__] = cls
+        if hasattr(cls, "part") and cls.part.library == "diffusers":
+            options = cls.part.config
+            cls.__signature__ = signature(options, option_names(options))  # type: ignore[attr-defined]
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -63,71 +97,117 @@ class Model(Surface):
         self.requires_grad_(False)
 
     @classmethod
-    def from_config(cls: type[AnyModel], config: Mapping[str, Any] | ModelConfig, source: str = "config") -> AnyModel:
+    def from_config(
+        cls: type[AnyModel],
+        config: Any = None,
+        return_unused_kwargs: bool = False,
+        *,
+        source: str = "config",
+        **kwargs: Any,
+    ) -> AnyModel:
         """Build a model with random weights.
 
         Args:
-            config: a mapping with the keys of diffusers' config.json, or a config of this class.
+            config: a mapping with the keys of diffusers' config.json, a config of this class, or one of transformers.
+            return_unused_kwargs: whether to return a tuple of the model and the kwargs that are not options.
             source: the name of the config in errors.
+            kwargs: options that replace those of the config.
 
         Raises:
             InputError: names the bad option.
         """
-        if not isinstance(config, cls.part.config):
-            config = cls.part.config.from_mapping(mapping("config", config), source)
+        unused = {name: kwargs[name] for name in kwargs.keys() - {*option_names(cls.part.config)}}
+        if checked("return_unused_kwargs", return_unused_kwargs, bool):
+            model = cls.from_config(config, source=source, **{name: kwargs[name] for name in kwargs.keys() - unused})
+            return model, unused  # type: ignore[return-value]  # as in diffusers
+        if kwargs or not isinstance(config, cls.part.config):
+            config = {
+                **mapping("config", config.to_diff_dict() if hasattr(config, "to_diff_dict") else config),
+                **kwargs,
+            }
+            config = cls.part.config.from_mapping(config, source)
         try:
-            return cls(config).eval()
+            model = cls(config).eval()
         except (ValueError, ZeroDivisionError) as error:  # torch's own: groups that do not divide a width...
             raise InputError(f"{source}: {error}; correct this option of the model's config") from None
+        model._check_built(source)
+        return model
+
+    def _check_built(self, source: str) -> None:
+        """Raise InputError that begins with `source` if the model's options do not fit together."""
 
     @classmethod
     def from_pretrained(
         cls: type[AnyModel],
-        name_or_path: str | Path,
+        pretrained_model_name_or_path: str | Path,
         *,
         subfolder: str | None = None,
         variant: str | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
+        dtype: torch.dtype | str | None = None,
+        torch_dtype: torch.dtype | str | None = None,
+        device: str | torch.device | None = None,
+        device_map: Any = None,
         precision: Precision = "full",
-        **hub_options: Any,
+        use_safetensors: bool | None = None,
+        **kwargs: Any,
     ) -> AnyModel:
         """Load a model's config and weights.
 
         Args:
-            name_or_path: a folder saved by diffusers or transformers, the name of a bundled model, or a hub id.
+            pretrained_model_name_or_path: a folder saved by diffusers or transformers, the name of a bundled model, or
+                a hub id.
             subfolder: the part of a pipeline's folder. The default is the class's own, such as `unet`, if it exists.
             variant: of the weight files, such as `fp16`.
-            dtype: of activations and weights.
-            device: where the model runs.
+            dtype: of activations and weights. The default is float32; "auto" is bfloat16 on a GPU.
+            torch_dtype: the older name of `dtype`.
+            device: where the model runs. The default is the CPU.
+            device_map: one device for the whole model, as `device`; "auto" is a GPU if there is one.
             precision: `full` keeps all weights in `dtype`. `int8` keeps most of them in 8 bits: half the memory of
                 16 bits, at the cost of rounding (see `fastdiff.checkpoints.quantisation`). `fp8` also multiplies in 8
                 bits, and needs a GPU of sm_89 or later.
-            hub_options: `revision`, `token` and `local_files_only`, as in diffusers.
+            use_safetensors: True reads safetensors alone, False .bin alone. The default prefers safetensors.
+            kwargs: options of the hub (`cache_dir`, `force_download`, `local_files_only`, `revision`, `token`), and
+                options that replace those of the config. Other arguments of diffusers' `from_pretrained` are accepted
+                if they change nothing, as `low_cpu_mem_usage`, and refused otherwise.
 
         Raises:
-            InputError: for a bad folder, config or weight file.
+            InputError: for a bad folder, config, weight file or argument.
             NonFiniteError: for NaN or infinity in the weights.
         """
-        device = resolve_device(device)
+        device = resolve_device(chosen_device(device, device_map) or "cpu")
+        asked = torch.float32 if dtype is None and torch_dtype is None else chosen_dtype(dtype, torch_dtype)
+        dtype = resolve_dtype(asked, device) if isinstance(asked, str) else asked
         check_weights_dtype(dtype)
-        optional(text, "subfolder", subfolder)
         checked("precision", precision, Precision)
         check_precision(precision, device)
-        root = hub.resolve(name_or_path, variant=variant, **hub_options)
-        folder = root / subfolder if subfolder else hub.component_folder(root, cls.part.name)
-        return cls.from_folder(folder, Load(device, dtype, variant, precision))
+        optional(text, "subfolder", subfolder)
+        hub_options, foreign = divided(kwargs, HUB_OPTIONS)
+        changes, foreign = divided(foreign, option_names(cls.part.config))
+        check_foreign(foreign, REFUSED | REFUSED_BY_MODELS)
+        hub_options |= {"variant": variant, "use_safetensors": use_safetensors}
+        folder = hub.resolve_part(pretrained_model_name_or_path, cls.part, subfolder, **hub_options)
+        load = Load(device, dtype, variant, precision, extensions=extensions_of(use_safetensors))
+        return cls.from_folder(folder, load, changes)
 
     @classmethod
-    def from_folder(cls: type[AnyModel], folder: Path, load: Load) -> AnyModel:
-        """Load a model from the folder that holds its config.json and weights. Raises as `from_pretrained`."""
-        path = folder / "config.json"
+    def folders(cls, subfolder: str | None) -> tuple[str, ...]:
+        return (subfolder,) if subfolder else (cls.part.name, "")
+
+    @classmethod
+    def from_folder(
+        cls: type[AnyModel], folder: Path, load: Load, changes: Mapping[str, Any] = MappingProxyType({})
+    ) -> AnyModel:
+        """Load a model from the folder that holds its config.json and weights. Raises as `from_pretrained`.
+
+        changes: options that replace those of the config.
+        """
+        path = folder / CONFIG_NAME
         config = read_json(path)
         if config.get("_class_name", cls.part.class_name) not in cls.part.classes:
             raise InputError(
                 f"{path} describes a {config['_class_name']}, but {cls.part.class_name} is wanted; give another folder"
             )
-        options = cls.part.config.from_mapping(config, path)
+        options = cls.part.config.from_mapping({**config, **changes}, path)
         weight_files.check_fit(options, folder, load.variant, path, load.extensions)
         _prepare_kernels(load.home)
         with on_meta():

@@ -20,12 +20,14 @@ from fastdiff.models.blocks.embeddings import GaussianFourierProjection, Timeste
 from fastdiff.models.blocks.layers import ACTIVATIONS, GroupNorm, as_feature
 from fastdiff.models.blocks.resnet import Conditioned
 from fastdiff.models.denoiser import Denoiser
+from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
 
 TAPS = 5  # of the filters in residual and out blocks
 TensorOrPair = Tensor | tuple[Tensor, Tensor]  # (N, 1, L, C); a pair: an input and its skip connection
 
 
+@read_by_name
 class UNet1DOutput(NamedTuple):
     """The output of a UNet1DModel.
 

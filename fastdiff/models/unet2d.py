@@ -1,13 +1,11 @@
 """UNet2DModel: the denoiser of DDPM and of models like it, with diffusers' config.json and weights."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fastdiff.checkpoints import registry
-from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import on_meta
@@ -27,9 +25,11 @@ from fastdiff.models.blocks.stages import (
     UpStage,
 )
 from fastdiff.models.denoiser import Denoiser
+from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
 
 
+@read_by_name
 class UNet2DOutput(NamedTuple):
     """The output of a UNet2DModel.
 
@@ -81,13 +81,9 @@ class UNet2DModel(Denoiser):
         self.ada_group_norm = self._stack_projections("ada_group_norm.", temb_channels, raw=True)
         self._lay_out()
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any] | ModelConfig, source: str = "config") -> "UNet2DModel":
-        """Build a model with random weights; see `Model.from_config`."""
-        model = super().from_config(config, source)
-        if model.config.has_k_blocks and not _fits_together(model.config):
+    def _check_built(self, source: str) -> None:
+        if self.config.has_k_blocks and not _fits_together(self.config):
             raise InputError(f"{source}: down_block_types and up_block_types do not fit together; use K blocks only")
-        return model
 
     def forward(
         self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None = None, return_dict: bool = True

@@ -31,9 +31,11 @@ from fastdiff.models.blocks.text_attentions import TextReader
 from fastdiff.models.blocks.transformer import Context, stack_text_projections
 from fastdiff.models.denoiser import MOST_TIMESTEP, Denoiser
 from fastdiff.models.prompt import Extras, PromptCheck
+from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
 
 
+@read_by_name
 class UNet2DConditionOutput(NamedTuple):
     """The output of a UNet2DConditionModel.
 

@@ -1,9 +1,6 @@
 """The arguments of diffusers' pipelines in their order, so that ours can be called by position as diffusers' are."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from fastdiff.errors import InputError
+from fastdiff.arguments import by_name as by_name
 
 _LAST = ("output_type", "return_dict")
 _PROMPTS = ("prompt_embeds", "negative_prompt_embeds")
@@ -42,19 +39,3 @@ ENCODE_PROMPT: dict[str, tuple[str, ...]] = {  # the arguments of encode_prompt,
         *("negative_prompt_2", *_PROMPTS, *_POOLED, "lora_scale", "clip_skip"),
     ),
 }
-
-
-def by_name(names: Sequence[str], args: Sequence[Any], options: Mapping[str, Any], whose: str) -> dict[str, Any]:
-    """Return the arguments of a call by name. `names`: of those that may be given by position, in order.
-
-    Raises InputError for too many arguments by position, and for an argument that is given twice. `whose` names the
-    method in errors.
-    """
-    if len(args) > len(names):
-        taken = f"at most {len(names)}: {', '.join(names)}" if names else "none"
-        raise InputError(f"{whose}: {len(args)} arguments by position, and it takes {taken}; give the others by name")
-    given = dict(zip(names, args, strict=False))
-    twice = [name for name in given if name in options]
-    if twice:
-        raise InputError(f"{twice[0]}: it is given by position and by name; leave out one of the two")
-    return {**given, **options}

@@ -31,6 +31,7 @@ from fastdiff.errors import InputError
 from fastdiff.execution.cpu_workers import map_pictures
 from fastdiff.execution.devices import naming_lost_device
 from fastdiff.execution.memory import Portions
+from fastdiff.kinds import Horizon
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
 from fastdiff.pipelines.base import Pipeline
@@ -141,6 +142,7 @@ class TrajectoryPipeline(Pipeline):
         _check_unguided(n_guide_steps)
         if horizon is not None and planning_horizon is not None:
             raise InputError("planning_horizon: horizon is also given; leave out one of the two")
+        checked("planning_horizon", planning_horizon, Horizon | None)
         horizon = planning_horizon if horizon is None else horizon
         positions = read_conditions(conditions)
         subjects = Subjects("trajectories", [None], "num_images", num_images)

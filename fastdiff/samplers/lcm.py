@@ -14,6 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from fastdiff.kinds import NotNegative
+from fastdiff.outputs import read_by_name
 from fastdiff.samplers.shared.counted import DistilledScheduler
 from fastdiff.samplers.shared.marginals import Marginals, x0_columns
 from fastdiff.samplers.shared.noise import randn_tensor
@@ -57,6 +58,7 @@ def lcm_rows(config: LCMConfig, alpha_bar: Tensor, timesteps: Tensor, last: int)
     return stack_columns(columns, config, timesteps, p.alpha_bar)
 
 
+@read_by_name
 class LCMSchedulerOutput(NamedTuple):
     """The result of a step, as in diffusers' class of this name. Both tensors are (N, C, ...)."""
 

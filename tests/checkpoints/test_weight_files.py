@@ -15,8 +15,9 @@ from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
-from fastdiff.checkpoints.hub import bundled_models, weights_name
+from fastdiff.checkpoints.hub import bundled_models
 from fastdiff.checkpoints.loading import Load
+from fastdiff.checkpoints.names import weights_name
 from fastdiff.checkpoints.weights import diffusers_shapes, load_state_dict
 from fastdiff.errors import InputError
 from fastdiff.models.autoencoder import AutoencoderKL

@@ -1,7 +1,7 @@
 """The config of a UNet2DConditionModel. Unknown options are errors, never ignored."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Interval, Len
 
@@ -17,12 +17,15 @@ from fastdiff.kinds import (
     Channels,
     Fraction,
     FrequencyShift,
+    NotGiven,
+    Off,
     PositiveNumber,
     Side,
     StageLayers,
     Widths,
     canonical,
 )
+from fastdiff.schema import Wanted
 
 Depth = Annotated[int, Interval(ge=0, le=MAX_STAGE_LAYERS)]  # transformer blocks in a row
 Depths = Annotated[
@@ -30,6 +33,7 @@ Depths = Annotated[
 ]  # for each level, or for each layer of each level
 LevelLayers = Annotated[tuple[StageLayers, ...], Len(1, MAX_LEVELS)]
 LevelFlags = Annotated[tuple[bool, ...], Len(1, MAX_LEVELS)]
+PlainAttention = Annotated[Literal["default"], Wanted("default, the only attention_type that fastdiff runs")]
 Kernel = Annotated[int, Interval(ge=1, le=31)]  # pixels
 
 USUAL_LENGTH = 77  # tokens of a text, as in CLIP
@@ -41,12 +45,6 @@ HINT_SCALE, HINT_CHANNELS = 8, 4  # image_hint makes 4 channels of a hint that i
 @dataclass(frozen=True)
 class UNet2DConditionConfig(StagedConfig):
     """The config of a UNet2DConditionModel, with diffusers' option names and defaults."""
-
-    SWITCHED_OFF: ClassVar = {
-        "dual_cross_attention": False,  # two texts at once, for Versatile Diffusion
-        "num_attention_heads": None,  # an error in diffusers too: attention_head_dim is the number of heads
-        "attention_type": "default",  # other values are for GLIGEN
-    }
 
     sample_size: Side | tuple[Side, Side] | None = None  # height and width of the latents; the default size to draw
     in_channels: Channels = 4
@@ -75,6 +73,8 @@ class UNet2DConditionConfig(StagedConfig):
     encoder_hid_dim_type: Literal["text_proj", "text_image_proj", "image_proj"] | None = None
     # The NUMBER of heads in transformers, despite its name; the channels of a head in the other attentions
     attention_head_dim: Channels | Widths = 8
+    num_attention_heads: NotGiven = None  # an error in diffusers too: attention_head_dim is the number of heads
+    dual_cross_attention: Off = False  # two texts at once, for Versatile Diffusion
     use_linear_projection: bool = False  # the transformers' projections are linear layers, not convolutions
     class_embed_type: Literal["timestep", "identity", "projection", "simple_projection"] | None = None
     addition_embed_type: Literal["text", "text_image", "text_time", "image", "image_hint"] | None = None
@@ -94,6 +94,7 @@ class UNet2DConditionConfig(StagedConfig):
     conv_in_kernel: Kernel = 3
     conv_out_kernel: Kernel = 3
     projection_class_embeddings_input_dim: Channels | None = None
+    attention_type: PlainAttention = "default"  # other values are for GLIGEN
     class_embeddings_concat: bool = False
     mid_block_only_cross_attention: bool | None = None  # of UNetMidBlock2DSimpleCrossAttn
     cross_attention_norm: Literal["layer_norm", "group_norm"] | None = None  # of the text in SimpleCrossAttn blocks

@@ -10,54 +10,38 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from fastdiff.arguments import as_int, mapping, optional, path, shown, text
-from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.saving import Configured
+from fastdiff.arguments import as_int, by_name, mapping, shown
+from fastdiff.checkpoints.loading import ACCEPTED, REFUSED, check_foreign
+from fastdiff.checkpoints.saving import Configured, FrozenDict, divided
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, REAL, WHOLE, beside, tensor, within
 from fastdiff.kernels.denoise import denoise_step
 from fastdiff.kinds import NotNegative
+from fastdiff.outputs import read_by_name
 from fastdiff.refused import OF_SCHEDULERS
 from fastdiff.sampler_names import ETAS, SAMPLERS
 from fastdiff.samplers.shared.betas import make_alpha_bar, make_betas
 from fastdiff.samplers.shared.noise import Generators, check_generators
 from fastdiff.samplers.shared.options import FOREIGN_OPTIONS, DiffusionConfig, marked_defaults
 from fastdiff.samplers.shared.schedule import Schedule, step_options
-from fastdiff.schema import checked
+from fastdiff.schema import checked, option_names, signature
 
 CONFIG_NAME = "scheduler_config.json"
 
 AnyScheduler = TypeVar("AnyScheduler", bound="Scheduler")
 
 
+@read_by_name
 class SchedulerOutput(NamedTuple):
     """The result of a step, as in diffusers' DDPMSchedulerOutput and DDIMSchedulerOutput. Both are (N, C, ...)."""
 
     prev_sample: Tensor  # x_{t-1}
     pred_original_sample: Tensor  # x0 as predicted at this step, after clipping
-
-
-class FrozenDict(dict):
-    """A scheduler's options, by item and by attribute. It is immutable, as diffusers' class of this name."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the scheduler has no option {name!r}") from None
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError("a scheduler's config is frozen; make another with from_config(config, option=value)")
-
-    __setattr__ = __setitem__ = __delitem__ = __ior__ = update = pop = popitem = setdefault = clear = _refuse
-
-    def __reduce__(self) -> tuple[type["FrozenDict"], tuple[dict]]:  # otherwise copies and pickles would set the items
-        return FrozenDict, (dict(self),)
 
 
 class Scheduler(Configured):
@@ -75,41 +59,83 @@ class Scheduler(Configured):
     follows_flow: ClassVar[bool] = False  # whether it only runs models that predict the velocity of a flow
     order = 1  # model calls per step
     init_noise_sigma: float | Tensor = 1.0
-    config_class: ClassVar[type[DiffusionConfig]]
+    config_class: ClassVar[type[DiffusionConfig]] = DiffusionConfig
+    # The options that the constructor takes by position
+    positions: ClassVar = ("num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "trained_betas")
+    has_compatibles = True
 
     _options: DiffusionConfig
 
-    def __init__(self, num_train_timesteps: int = 1000, **options: Any):
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.__signature__ = signature(cls.config_class, cls.positions)  # type: ignore[attr-defined]
+
+    def __init__(self, *args: Any, **options: Any):
         """Build a scheduler from diffusers' options.
 
         Args:
-            num_train_timesteps: The number of timesteps that the model was trained with.
-            options: Further options by keyword. `config_class` lists them.
+            args: the options that `positions` names, in this order.
+            options: Options by keyword. `config_class` lists them.
 
         Raises InputError that names an option that this scheduler does not have, or a wrong value.
         """
+        options = by_name(self.positions, args, options, type(self).__name__)
         self._check_own(options)
-        self._build({"num_train_timesteps": num_train_timesteps, **options})
+        self._build(options)
 
     @classmethod
-    def from_config(cls: type[AnyScheduler], config: Mapping[str, Any], **overrides: Any) -> AnyScheduler:
+    def from_config(
+        cls: type[AnyScheduler], config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any
+    ) -> AnyScheduler:
         """Build a scheduler from the `.config` of any fastdiff or diffusers scheduler, or from a dict.
 
-        Keyword arguments replace options of the config. Raises InputError that names a keyword that is not an option of
-        this scheduler, an unknown option, or a wrong value.
+        Args:
+            config: The options by name.
+            return_unused_kwargs: Return a tuple of the scheduler and the kwargs that are not options of it.
+            kwargs: Options that replace those of the config.
+
+        Raises InputError that names a keyword that is not an option of this scheduler, an unknown option, or a wrong
+        value.
         """
+        if checked("return_unused_kwargs", return_unused_kwargs, bool):
+            own, unused = divided(kwargs, cls.config_class.names())
+            return cls.from_config(config, **own), unused  # type: ignore[return-value]  # as in diffusers
         config = mapping("config", config)
-        cls._check_own(overrides)
+        cls._check_own(kwargs)
         scheduler = cls.__new__(cls)
-        defaults = [name for name in marked_defaults(config) if name not in overrides]
-        scheduler._build({**config, **overrides, "_use_default_values": defaults})
+        defaults = [name for name in marked_defaults(config) if name not in kwargs]
+        scheduler._build({**config, **kwargs, "_use_default_values": defaults})
         return scheduler
 
     @classmethod
-    def from_pretrained(cls: type[AnyScheduler], folder: str | Path, subfolder: str | None = None) -> AnyScheduler:
-        """Build a scheduler from a local folder's scheduler_config.json. Raises InputError if it cannot be used."""
-        part = optional(text, "subfolder", subfolder) or ""
-        return cls.from_config(read_json(Path(path("folder", folder), part, CONFIG_NAME)))
+    def from_pretrained(
+        cls: type[AnyScheduler],
+        pretrained_model_name_or_path: str | Path,
+        subfolder: str | None = None,
+        return_unused_kwargs: bool = False,
+        **kwargs: Any,
+    ) -> AnyScheduler:
+        """Build a scheduler from a saved scheduler_config.json.
+
+        Args:
+            pretrained_model_name_or_path: A folder, the name of a bundled model, or a hub id.
+            subfolder: The part of a pipeline's folder, such as "scheduler".
+            return_unused_kwargs: Return a tuple of the scheduler and the kwargs without use.
+            kwargs: Options of the hub (`cache_dir`, `force_download`, `local_files_only`, `revision`, `token`), and
+                options that replace those of the file.
+
+        Raises InputError if the file cannot be used, and as `from_config`.
+        """
+        config, changes = cls.load_config(pretrained_model_name_or_path, True, subfolder=subfolder, **kwargs)
+        if not return_unused_kwargs:
+            foreign, changes = divided(changes, (*REFUSED, *ACCEPTED))
+            check_foreign(foreign)
+        return cls.from_config(config, return_unused_kwargs, **changes)
+
+    @property
+    def compatibles(self) -> list[type["Scheduler"]]:
+        """Every scheduler of fastdiff: `from_config` of each takes this scheduler's config."""
+        return [getattr(import_module(sampler.module), name) for name, sampler in SAMPLERS.items()]
 
     def save_pretrained(self, save_directory: str | Path, push_to_hub: bool = False, **kwargs: Any) -> None:
         """Save the config as a folder's scheduler_config.json, which diffusers reads back.

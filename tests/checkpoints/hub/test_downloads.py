@@ -9,7 +9,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
+from fastdiff import DDIMScheduler
 from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.registry import VAE
 from fastdiff.errors import InputError
 from fastdiff.pipelines import Pipeline
 from fastdiff.text.tokenizer import CLIPTokenizer
@@ -264,3 +266,29 @@ def test_hub_refusals_are_one_line_with_the_remedy(monkeypatch, raised, named):
     with pytest.raises(InputError) as error:
         hub.resolve("org/name", revision="v9")
     assert_one_line(error, "hub model org/name", *named)
+
+
+def test_a_model_alone_is_downloaded_alone(remote):
+    """A repository may hold a VAE alone, or a pipeline of which a call wants the VAE."""
+    config = json.dumps({"_class_name": "AutoencoderKL"})
+    alone = {"config.json": config, f"{STEM}.safetensors": ""}
+    inside = {f"vae/{name}": content for name, content in alone.items()}
+    for files, folder, options in (
+        (alone, "", {}),
+        (inside, "vae", {}),
+        (inside, "vae", {"subfolder": "vae"}),
+    ):
+        shutil.rmtree(remote.folder, ignore_errors=True)
+        shutil.rmtree(remote.cache, ignore_errors=True)
+        write(remote.folder, f"unet/{STEM}.safetensors", "unet/config.json", *files)
+        assert hub.resolve_part("org/name", VAE, **options) == remote.cache / folder
+        assert remote.files() == files.keys()
+
+
+def test_the_config_of_a_scheduler_is_downloaded_alone(remote):
+    write(remote.folder, "scheduler/scheduler_config.json", f"unet/{STEM}.safetensors")
+    (remote.folder / "scheduler" / "scheduler_config.json").write_text("{}")
+    DDIMScheduler.from_pretrained("org/name", subfolder="scheduler", revision="v1", cache_dir="here")
+    assert remote.files() == {"scheduler/scheduler_config.json"}
+    (call,) = remote.calls
+    assert (call["revision"], call["cache_dir"]) == ("v1", "here")
