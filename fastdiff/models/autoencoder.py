@@ -1,6 +1,7 @@
 """AutoencoderKL: encode pictures to latents and decode them, with diffusers' config.json and weights."""
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from fastdiff.models.blocks.layers import Conv2d, Feature
 from fastdiff.models.blocks.vae import Decoder, Encoder
 from fastdiff.models.coding import Autoencoder, Half
 from fastdiff.models.distribution import DiagonalGaussianDistribution, Generators
-from fastdiff.models.tiling import Tiles, tiled
+from fastdiff.models.tiling import Tiles, blend, tiled
 from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
 

@@ -29,7 +29,7 @@ from fastdiff.samplers.shared.betas import make_alpha_bar, make_betas
 from fastdiff.samplers.shared.noise import Generators, check_generators
 from fastdiff.samplers.shared.options import FOREIGN_OPTIONS, DiffusionConfig, marked_defaults
 from fastdiff.samplers.shared.schedule import Schedule, step_options
-from fastdiff.schema import checked, option_names, signature
+from fastdiff.schema import checked, signature
 
 CONFIG_NAME = "scheduler_config.json"
 
