@@ -150,7 +150,7 @@ def _rescaled(output: Tensor, unguided: Tensor, scale: Tensor, share: float) -> 
 
 
 class _Constants(NamedTuple):
-    """What a step reads that is the same at each step of a run."""
+    """The inputs of a step that are the same at each step of a run."""
 
     rows: Tensor  # (rows, len(COLUMNS)) float32: the schedule's, and zeros up to a multiple of ROWS
     guidance_scale: Tensor  # (N,) float32
