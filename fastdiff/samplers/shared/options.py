@@ -147,7 +147,9 @@ class SpacedSigmaConfig(SigmaConfig):
 class FlowConfig(SpacedSigmaConfig, ThresholdingConfig):
     """The options of multistep solvers, which can also follow a flow x_t = (1 - sigma) x_0 + sigma eps."""
 
-    prediction_type: Literal["epsilon", "sample", "v_prediction", "flow_prediction"] = "epsilon"
+    prediction_type: Literal[  # type: ignore[assignment]  # one more than other schedulers have
+        "epsilon", "sample", "v_prediction", "flow_prediction"
+    ] = "epsilon"
     use_flow_sigmas: bool | None = False
     flow_shift: PositiveNumber = 1.0  # only read with use_flow_sigmas
     use_dynamic_shifting: bool = False  # lets `mu` of a run replace flow_shift by exp(mu)
