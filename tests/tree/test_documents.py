@@ -27,7 +27,7 @@ TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
 MADE = {".venv", "outputs", "samples", "build", "dist", "_build"}  # folders that commands make
 REMOVED = {"benchmarks/megakernel.py"}  # named together with the commit that has it
-EXAMPLES = "conv_net", "dpm2", "modulate"  # what the pages in docs/extending add
+EXAMPLES = "conv_net", "modulate"  # what the pages in docs/extending add
 
 documents = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 
@@ -108,6 +108,15 @@ def test_every_link_leads_somewhere(document):
 def test_every_path_exists(document):
     missing = [name for name in paths(document) if not exists(name)]
     assert not missing, "\n".join(missing)
+
+
+def test_the_code_of_the_sampler_page_is_the_samplers():
+    files = ("fastdiff/samplers/dpm2.py", "tests/samplers/test_dpm2.py")
+    sources = [(ROOT / name).read_text(encoding="utf-8") for name in files]
+    page = (DOCS / "extending/sampler.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 4
+    assert [block for block in blocks if not any(block in source for source in sources)] == []
 
 
 def test_every_page_is_in_a_toctree():
