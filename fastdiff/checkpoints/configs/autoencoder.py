@@ -149,9 +149,10 @@ class AutoencoderTinyConfig(AutoencoderConfig):
     force_upcast: bool = False  # no effect, as in diffusers
     scaling_factor: PositiveNumber = 1.0
     shift_factor: float | None = 0.0  # no effect, as in diffusers
-    block_out_channels: Widths | None = None  # no effect: a copy of decoder_block_out_channels in saved configs
+    block_out_channels: Widths | None = None  # no effect: a copy of decoder_block_out_channels, as in diffusers
 
     def check(self) -> None:
+        object.__setattr__(self, "block_out_channels", self.decoder_block_out_channels)
         for widths, blocks in (
             ("encoder_block_out_channels", "num_encoder_blocks"),
             ("decoder_block_out_channels", "num_decoder_blocks"),

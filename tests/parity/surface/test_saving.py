@@ -17,7 +17,9 @@ from fastdiff.text.tokenizer import CLIPTokenizer
 from tests.support.planners import policy, value_function
 
 # diffusers'
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy keyword", "ignore:__array_wrap__"
+)
 
 TEXT = {
     "vocab_size": 99,

@@ -60,6 +60,7 @@ MODELS = {
     "UNet1DModel": policy(8, 16),
     "DiTTransformer2DModel": {"num_layers": 1, "num_attention_heads": 1, "attention_head_dim": 8},
     "AutoencoderKL": BLOCKS,
+    "AutoencoderTiny": {},
 }
 TEXT_ENCODERS = ("CLIPTextModel", "CLIPTextModelWithProjection")
 TEXT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -69,6 +70,7 @@ EQUIVALENT = {
     ("from_pretrained", "pretrained_model_name_or_path"): (NOTHING, "diffusers cannot load None"),
     ("save_pretrained", "save_function"): (None, "diffusers' default is torch.save, which it uses for .bin alone"),
     ("forward", "timestep"): (NOTHING, "diffusers' DiT cannot run without a timestep"),
+    ("scale_noise", "noise"): (NOTHING, "diffusers cannot scale None"),
     ("forward", "input_ids"): (NOTHING, "transformers cannot run without ids"),
 }
 
