@@ -8,6 +8,7 @@ import math
 import operator
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
@@ -110,6 +111,14 @@ def by_name(names: Sequence[str], args: Sequence[Any], options: Mapping[str, Any
     if twice:
         raise InputError(f"{twice[0]}: it is given by position and by name; leave out one of the two")
     return {**given, **options}
+
+
+def renamed(name: str, value: Any, old: str, options: dict[str, Any]) -> Any:
+    """Return an argument, or the one that `options` have by its old name, which is removed with a warning."""
+    if value is None and old in options:
+        warnings.warn(f"{old}: use {name}", DeprecationWarning, stacklevel=3)
+        return options.pop(old)
+    return value
 
 
 @contextmanager

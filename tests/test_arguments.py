@@ -168,7 +168,7 @@ del STEP["timestep"]["none-of-it"]
 NOISY = {"noise": {name: value for name, value in TENSOR.items() if name != "scalar"}, "timesteps": TIMESTEPS}
 CUSTOM = MORE | {"fractions": [1.9], "bools": [True, False], "huge": [HUGE], "empty": [], "ragged": [[1], [2, 3]]}
 PRETRAINED = {
-    "name_or_path": TEXT | {"none": None},
+    "pretrained_model_name_or_path": TEXT | {"none": None},
     "device": DEVICE,
     "dtype": DTYPE,
     "variant": TEXT,
@@ -180,7 +180,7 @@ PRETRAINED = {
 
 
 def pretrained(kind, **options):
-    return kind.from_pretrained(**{"name_or_path": "emoji64", "device": "cpu"} | options)
+    return kind.from_pretrained(**{"pretrained_model_name_or_path": "emoji64", "device": "cpu"} | options)
 
 
 def make_pipeline(**options):
@@ -266,7 +266,7 @@ for kind in (DDIMScheduler, DDPMScheduler):
     for name, call, arguments in (
         ("", kind, {"num_train_timesteps": {"text": "x", "true": True, "zero": 0}, "no_such_option": {"number": 1}}),
         (".from_config", kind.from_config, {"config": TEXT | {"none": None, "text": "x", "dict": {1: 2}}}),
-        (".from_pretrained", kind.from_pretrained, {"folder": TEXT | {"none": None}}),
+        (".from_pretrained", kind.from_pretrained, {"pretrained_model_name_or_path": TEXT | {"none": None}}),
         (
             ".set_timesteps",
             lambda kind=kind, **options: set_timesteps(kind, **options),

@@ -88,7 +88,7 @@ def resolve(
 
 
 def resolve_part(
-    name_or_path: str | Path,
+    name_or_path: str | Path | None,
     part: ModelPart,
     subfolder: str | None = None,
     *,
@@ -154,7 +154,7 @@ def _client(
 
 def _checked_name(name_or_path: object) -> str:
     try:
-        return str(checked_path("name_or_path", name_or_path))
+        return str(checked_path("pretrained_model_name_or_path", name_or_path))
     except InputError as error:
         raise InputError(f"{error}; {_on_offer()}") from None
 

@@ -73,7 +73,7 @@ class Configured(Refusing):
     @classmethod
     def load_config(
         cls,
-        pretrained_model_name_or_path: str | Path,
+        pretrained_model_name_or_path: Any,
         return_unused_kwargs: bool = False,
         return_commit_hash: bool = False,
         *,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fastdiff.arguments import by_name, mapping, optional, text
+from fastdiff.arguments import by_name, mapping, optional, renamed, text
 from fastdiff.checkpoints import hub, weight_files, weights
 from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.checkpoints.json_files import read_json
@@ -139,7 +139,7 @@ class Model(Surface, metaclass=_Building):
     @classmethod
     def from_pretrained(
         cls: type[AnyModel],
-        pretrained_model_name_or_path: str | Path,
+        pretrained_model_name_or_path: str | Path | None = None,
         *,
         subfolder: str | None = None,
         variant: str | None = None,
@@ -174,7 +174,9 @@ class Model(Surface, metaclass=_Building):
             InputError: for a bad folder, config, weight file or argument.
             NonFiniteError: for NaN or infinity in the weights.
         """
-        device = resolve_device(chosen_device(device, device_map) or "cpu")
+        name = renamed("pretrained_model_name_or_path", pretrained_model_name_or_path, "name_or_path", kwargs)
+        device = chosen_device(device, device_map)
+        device = resolve_device("cpu" if device is None else device)
         asked = torch.float32 if dtype is None and torch_dtype is None else chosen_dtype(dtype, torch_dtype)
         dtype = resolve_dtype(asked, device) if isinstance(asked, str) else asked
         check_weights_dtype(dtype)
@@ -185,7 +187,7 @@ class Model(Surface, metaclass=_Building):
         changes, foreign = divided(foreign, option_names(cls.part.config))
         check_foreign(foreign, REFUSED | REFUSED_BY_MODELS)
         hub_options |= {"variant": variant, "use_safetensors": use_safetensors}
-        folder = hub.resolve_part(pretrained_model_name_or_path, cls.part, subfolder, **hub_options)
+        folder = hub.resolve_part(name, cls.part, subfolder, **hub_options)
         load = Load(device, dtype, variant, precision, extensions=extensions_of(use_safetensors))
         return cls.from_folder(folder, load, changes)
 

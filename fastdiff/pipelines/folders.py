@@ -1,7 +1,6 @@
 """FromFolder: loads a pipeline from a model folder, with the options of diffusers' `from_pretrained`."""
 
 import logging
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from fastdiff.arguments import renamed
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.loading import Load, chosen_device, chosen_dtype
@@ -38,14 +38,6 @@ def scheduler_of(card: ModelCard, name: str | None) -> Scheduler:
     config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
     name = name or ModelFacts.of(card).default_scheduler
     return folder_scheduler(config, name, card.scheduler, card.pipeline.scheduler_options)
-
-
-def _name(name: Any, options: dict[str, Any]) -> Any:
-    """Return the model's name, and remove it from `options` if it has the name of earlier versions there."""
-    if name is None and "name_or_path" in options:
-        warnings.warn("name_or_path: use pretrained_model_name_or_path", DeprecationWarning, stacklevel=3)
-        return options.pop("name_or_path")
-    return name
 
 
 class FromFolder(Saving, Surface, ABC):
@@ -117,7 +109,7 @@ class FromFolder(Saving, Surface, ABC):
             OutOfMemoryError: the weights do not fit. It is a MemoryError and a torch.OutOfMemoryError.
             DeviceLostError: the GPU fails.
         """
-        name = _name(pretrained_model_name_or_path, options)
+        name = renamed("pretrained_model_name_or_path", pretrained_model_name_or_path, "name_or_path", options)
         scheduler_name, part = read_scheduler(scheduler)  # all arguments are checked before anything is downloaded
         load = Load.of(
             device=chosen_device(device, device_map),

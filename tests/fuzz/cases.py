@@ -161,7 +161,7 @@ ALONE = ("--overwrite", "--resume", "--json")
 _DRAWN = """num_inference_steps num_images seed class_labels guidance_scale eta batch_size height width generator
     latents output_type use_clipped_model_output nothing"""
 _PLANNED = "horizon conditions sort_by_value n_guide_steps"
-_LOADED = ["name_or_path", "device", "dtype", "variant", "revision", "token", "local_files_only"]
+_LOADED = ["pretrained_model_name_or_path", "device", "dtype", "variant", "revision", "token", "local_files_only"]
 _PAGE = "model label seed num_images steps scheduler eta guidance_scale width height batch_size"
 ARGUMENTS = {
     ("library", "pipeline"): [*_DRAWN.split(), *_PLANNED.split()],
@@ -331,7 +331,7 @@ def _arguments(draw: st.DrawFn, kind: str, door: str, what: str) -> tuple[tuple[
     known = ARGUMENTS[door, what] or [*config, *CONFIG_OPTIONS[config["_class_name"]].split()]
     names = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2, unique=True))
     values = sorted(OBJECTS.keys() - CONDITIONS.keys())
-    if "name_or_path" in names or "model" in names:
+    if "pretrained_model_name_or_path" in names or "model" in names:
         values = [value for value in values if value != "path"]  # users may name a model in any folder
     return tuple((name, draw(st.sampled_from(values))) for name in names)
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fastdiff.arguments import as_int, by_name, mapping, shown
+from fastdiff.arguments import as_int, by_name, mapping, renamed, shown
 from fastdiff.checkpoints.loading import ACCEPTED, REFUSED, check_foreign
 from fastdiff.checkpoints.saving import Configured, FrozenDict, divided
 from fastdiff.errors import InputError
@@ -110,7 +110,7 @@ class Scheduler(Configured):
     @classmethod
     def from_pretrained(
         cls: type[AnyScheduler],
-        pretrained_model_name_or_path: str | Path,
+        pretrained_model_name_or_path: str | Path | None = None,
         subfolder: str | None = None,
         return_unused_kwargs: bool = False,
         **kwargs: Any,
@@ -126,7 +126,8 @@ class Scheduler(Configured):
 
         Raises InputError if the file cannot be used, and as `from_config`.
         """
-        config, changes = cls.load_config(pretrained_model_name_or_path, True, subfolder=subfolder, **kwargs)
+        name = renamed("pretrained_model_name_or_path", pretrained_model_name_or_path, "folder", kwargs)
+        config, changes = cls.load_config(name, True, subfolder=subfolder, **kwargs)
         if not return_unused_kwargs:
             foreign, changes = divided(changes, (*REFUSED, *ACCEPTED))
             check_foreign(foreign)

@@ -76,7 +76,8 @@ def _pipeline(folder: Path, options: dict[str, Any]) -> list[str]:
 
 @guarded
 def _load(folder: Path, options: dict[str, Any]) -> list[str]:
-    return _draw(fastdiff.Pipeline.from_pretrained(**{"name_or_path": folder, "device": "cpu"} | options), {})
+    given = {"pretrained_model_name_or_path": folder, "device": "cpu"} | options
+    return _draw(fastdiff.Pipeline.from_pretrained(**given), {})
 
 
 def _denoiser_folder(folder: Path) -> tuple[Any, Path]:
@@ -91,7 +92,7 @@ def _denoiser_folder(folder: Path) -> tuple[Any, Path]:
 @guarded
 def _load_model(folder: Path, options: dict[str, Any]) -> list[str]:
     kind, _ = _denoiser_folder(folder)
-    return _call_of(kind.from_pretrained(**{"name_or_path": folder} | options), {})
+    return _call_of(kind.from_pretrained(**{"pretrained_model_name_or_path": folder} | options), {})
 
 
 @guarded

@@ -67,7 +67,6 @@ TEXT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num
 
 # Defaults of ours that are not diffusers', and why they give the same
 EQUIVALENT = {
-    ("from_pretrained", "pretrained_model_name_or_path"): (NOTHING, "diffusers cannot load None"),
     ("save_pretrained", "save_function"): (None, "diffusers' default is torch.save, which it uses for .bin alone"),
     ("forward", "timestep"): (NOTHING, "diffusers' DiT cannot run without a timestep"),
     ("scale_noise", "noise"): (NOTHING, "diffusers cannot scale None"),
@@ -138,19 +137,10 @@ def test_schedulers_refuse_by_name(scheduler):
 
 def test_refused_names_are_names_of_diffusers():
     """A name that diffusers removes, or that we support, leaves the tables."""
-    classes = [getattr(diffusers, name) for name in (*MODELS, *COMING)] + [
-        getattr(diffusers, name) for name in SAMPLERS
-    ]
+    classes = [getattr(diffusers, name) for name in (*MODELS, *SAMPLERS)]
     classes += [getattr(transformers, name) for name in TEXT_ENCODERS]
     unknown = [name for name in {*OF_MODELS, *OF_SCHEDULERS} if not any(hasattr(each, name) for each in classes)]
     assert unknown == []
-
-
-COMING = (
-    "DEISMultistepScheduler",
-    "DPMSolverSinglestepScheduler",
-    "FlowMatchEulerDiscreteScheduler",
-)
 
 
 @pytest.mark.parametrize("name", TEXT_ENCODERS)
@@ -195,6 +185,16 @@ def test_from_pretrained_takes_the_name_by_keyword(tmp_path):
         kind(**options).save_pretrained(tmp_path / name)
         ours = kind.from_pretrained(pretrained_model_name_or_path=tmp_path, subfolder=name)
         assert ours.to_json_string() == kind(**options).to_json_string()
+
+
+def test_from_pretrained_takes_the_name_of_earlier_versions(tmp_path):
+    for name, old in (("UNet2DModel", "name_or_path"), ("DDIMScheduler", "folder")):
+        kind = getattr(fastdiff, name)
+        kind(**LOADERS[name]).save_pretrained(tmp_path / name)
+        with pytest.warns(DeprecationWarning, match="pretrained_model_name_or_path"):
+            kind.from_pretrained(**{old: tmp_path / name})
+        with pytest.raises(InputError, match="name_or_path: None"):
+            kind.from_pretrained()
 
 
 REFUSED_SCHEDULERS = (

@@ -75,7 +75,9 @@ def test_every_option_of_diffusers_is_known():
 def test_the_names_of_the_first_argument(text_folder):
     with pytest.warns(DeprecationWarning, match="name_or_path: use pretrained_model_name_or_path"):
         assert Pipeline.from_pretrained(name_or_path=text_folder("sd1"), device="cpu").name
-    with pytest.raises(InputError, match=r"^name_or_path: None is neither a string nor a path; bundled: emoji-sd"):
+    with pytest.raises(
+        InputError, match=r"^pretrained_model_name_or_path: None is neither a string nor a path; bundled: emoji-sd"
+    ):
         Pipeline.from_pretrained(device="cpu")
     with pytest.raises(InputError, match=r"^name_or_path: from_pretrained has no such argument"):
         Pipeline.from_pretrained("emoji-sd", name_or_path="emoji-sd", device="cpu")
@@ -97,7 +99,7 @@ WRONG = {
     "no-bin": ({"use_safetensors": False}, r".* has no diffusion_pytorch_model\.bin; leave use_safetensors out"),
     "map": ({"device": None, "device_map": {"unet": 0}}, "device_map: .* spreads parts over devices; give one"),
     "device-map": ({"device_map": "cpu"}, "device_map: device is also given; leave out one of the two"),
-    "no-device": ({"device": "auto", "device_map": "nowhere"}, "device: 'nowhere' is unknown"),
+    "no-device": ({"device": "auto", "device_map": "nowhere"}, "device_map: device: 'nowhere' is unknown"),
     "memory": ({"low_cpu_mem_usage": 3}, "low_cpu_mem_usage: 3 is not true or false"),
     "cache": ({"cache_dir": 3}, "cache_dir: 3 is neither a string nor a path"),
     "force": ({"force_download": 3}, "force_download: 3 is not true or false"),
