@@ -54,6 +54,16 @@ class Ghost(Tensor):
     def is_meta(self) -> bool:  # type: ignore[override]
         return False
 
+    @property
+    def data(self) -> Tensor:
+        return Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, other: Tensor) -> None:  # `Module.to` sets it
+        assert isinstance(other, Ghost)
+        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.shape_of = other.shape_of
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 

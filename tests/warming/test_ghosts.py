@@ -46,6 +46,12 @@ def test_what_reaches_the_host_is_ones():
 
 
 @pytest.mark.usefixtures("haunted")
+def test_a_model_of_ghosts_takes_another_dtype():
+    layer = torch.nn.Linear(4, 8, device=GPU, dtype=torch.float16).requires_grad_(False).to(torch.float32)
+    assert isinstance(layer.weight, Ghost) and layer(torch.zeros(2, 4, device=GPU)).dtype == torch.float32
+
+
+@pytest.mark.usefixtures("haunted")
 def test_moves_to_the_card_and_changes_in_place():
     real = torch.arange(6)
     assert isinstance(real.pin_memory().to(GPU, non_blocking=True), Ghost)
