@@ -54,6 +54,16 @@ class Ghost(Tensor):
     def is_meta(self) -> bool:  # type: ignore[override]
         return False
 
+    @property
+    def data(self) -> Tensor:
+        return Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, other: Tensor) -> None:  # `Module.to` sets it
+        assert isinstance(other, Ghost)
+        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.shape_of = other.shape_of
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
@@ -135,18 +145,14 @@ def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name == "copy_" and not isinstance(args[0], Ghost):
         return args[0].fill_(1)
     to_host = "device" in kwargs and not _is_gpu(kwargs["device"])
-    owners: dict[int, Ghost] = {}
 
     def shape_of(value: Any) -> Any:
         if isinstance(value, Ghost):
-            owners[id(value.shape_of)] = value
             return value.shape_of
         return value.to("meta") if isinstance(value, Tensor) else _META
 
     def stand_for(shape: Tensor) -> Tensor:
-        if to_host:
-            return torch.empty_like(shape, device="cpu").fill_(1)
-        return owners[id(shape)] if id(shape) in owners else Ghost(shape)
+        return torch.empty_like(shape, device="cpu").fill_(1) if to_host else Ghost(shape)
 
     named = {key: _each(shape_of, value) for key, value in kwargs.items()}
     return _each(stand_for, function(*_each(shape_of, args), **named))

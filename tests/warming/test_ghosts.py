@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fastdiff.kernels.device.language import triton
 from fastdiff.warming.card import CARDS, pretended
 from fastdiff.warming.ghosts import GPU, Ghost
 
@@ -46,6 +47,12 @@ def test_what_reaches_the_host_is_ones():
 
 
 @pytest.mark.usefixtures("haunted")
+def test_a_model_of_ghosts_takes_another_dtype():
+    layer = torch.nn.Linear(4, 8, device=GPU, dtype=torch.float16).requires_grad_(False).to(torch.float32)
+    assert isinstance(layer.weight, Ghost) and layer(torch.zeros(2, 4, device=GPU)).dtype == torch.float32
+
+
+@pytest.mark.usefixtures("haunted")
 def test_moves_to_the_card_and_changes_in_place():
     real = torch.arange(6)
     assert isinstance(real.pin_memory().to(GPU, non_blocking=True), Ghost)
@@ -58,9 +65,14 @@ def test_moves_to_the_card_and_changes_in_place():
 
 
 def test_nothing_is_haunted_afterwards():
-    before = torch.cuda.is_available(), torch.cuda.device, torch.inference_mode.__enter__
+    def state():
+        return torch.cuda.is_available(), torch.cuda.device, torch.inference_mode.__enter__, driver._active
+
+    driver = triton.runtime.driver
+    before = state()
     with pretended(CARDS["sm_80"]):
         assert torch.cuda.get_device_capability(0) == (8, 0) and torch.cuda.is_available()
-    assert (torch.cuda.is_available(), torch.cuda.device, torch.inference_mode.__enter__) == before
+        assert driver.active.get_current_target().arch == 80
+    assert state() == before
     with torch.inference_mode():
         assert type(torch.ones(2)) is torch.Tensor and torch.ones(2).is_inference()

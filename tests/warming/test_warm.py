@@ -93,12 +93,15 @@ def test_a_kernel_that_does_not_compile_is_reported(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_the_card_and_the_precision_decide_what_is_launched(launched, text):
-    def names(*args, **request):
-        return {kernel.__name__ for kernel, _, _ in launched(text, *args, **request)}
+    def facts(*args, **request):
+        """Return whether kernels start early (sm_90 can), and the number formats that they read."""
+        found = launched(text, *args, **request)
+        formats = {arg.dtype for _, args, _ in found for arg in args if isinstance(arg, Ghost)}
+        return {kwargs["launch_pdl"] for _, _, kwargs in found}, formats
 
-    assert names("sm_90", precision="int8") != names("sm_90") and "denoise_kernel" in names(
-        "sm_80", scheduler="euler-a"
-    )
+    assert facts("sm_80", dtype="float16") == ({False}, {torch.float16, torch.float32, torch.int32})
+    early, formats = facts("sm_90", precision="int8")
+    assert early == {True} and {torch.int8, torch.bfloat16} <= formats
 
 
 def test_the_size_reaches_the_kernels(launched, unet):
@@ -106,6 +109,14 @@ def test_the_size_reaches_the_kernels(launched, unet):
         return {arg.shape[1:3] for _, args, _ in launched(unet, **size) for arg in args if isinstance(arg, Ghost)}
 
     assert (24, 16) in shapes(height=24, width=16) - shapes()
+
+
+def test_a_planner_is_drawn_with_ghosts_and_has_no_size(launched, save_planner, here):
+    _, folder = save_planner("DDPM")
+    names = {kernel.__name__ for kernel, _, _ in launched(folder, horizon=16)}
+    assert len(names) > 3 and any("conv" in name for name in names), names
+    code, _, err = here("-m", folder, "--card", "sm_90", "--size", "8x8")
+    assert code == 2 and "draws trajectories; leave it out" in err
 
 
 @pytest.fixture
