@@ -18,6 +18,7 @@ from fastdiff.schema import Schema, checked
 AnyConfig = TypeVar("AnyConfig", bound="DiffusionConfig")
 
 FinalSigma = Literal["zero", "sigma_min"]  # after the last step
+SolverPrediction = Literal["epsilon", "sample", "v_prediction", "flow_prediction"]
 VarianceType = Literal["fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range"]
 
 # Options of schedulers that fastdiff does not have, and of early diffusers releases
@@ -147,9 +148,7 @@ class SpacedSigmaConfig(SigmaConfig):
 class FlowConfig(SpacedSigmaConfig, ThresholdingConfig):
     """The options of multistep solvers, which can also follow a flow x_t = (1 - sigma) x_0 + sigma eps."""
 
-    prediction_type: Literal[  # type: ignore[assignment]  # one more than other schedulers have
-        "epsilon", "sample", "v_prediction", "flow_prediction"
-    ] = "epsilon"
+    prediction_type: SolverPrediction = "epsilon"  # type: ignore[assignment]  # one more than other schedulers have
     use_flow_sigmas: bool | None = False
     flow_shift: PositiveNumber = 1.0  # only read with use_flow_sigmas
     use_dynamic_shifting: bool = False  # lets `mu` of a run replace flow_shift by exp(mu)
