@@ -5,8 +5,19 @@ import pytest
 import torch
 
 import fastdiff
-from tests.parity.schedulers.loops import STABLE_DIFFUSION, TOLERANCE, assert_loops_agree, network, pair, randn
-from tests.parity.schedulers.option_sets import PROCESS, SIGMA_MIN_LAST, SOLVERS, SPACED, WITHOUT_ZERO_SNR
+from tests.parity.schedulers.loops import (
+    PROCESS,
+    SIGMA_MIN_LAST,
+    SOLVERS,
+    SPACED,
+    STABLE_DIFFUSION,
+    TOLERANCE,
+    WITHOUT_ZERO_SNR,
+    assert_loops_agree,
+    network,
+    pair,
+    randn,
+)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation doesn't accept a copy keyword",  # diffusers passes tensors to numpy
