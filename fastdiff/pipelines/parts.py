@@ -113,7 +113,7 @@ class Parts:
     def preview_vae(self, vae: Autoencoder | None) -> None:
         optional(instance, "preview_vae", vae, Autoencoder, VAE_KINDS)
         if vae is not None:
-            found = None if self.vae is None else self.vae.config.latent_channels
+            found = None if self._vae is None else self._vae.config.latent_channels
             if found != vae.config.latent_channels:
                 has = "draws pixels, without a VAE" if found is None else f"has latents of {found} channels"
                 raise InputError(
@@ -188,7 +188,7 @@ class Parts:
     @property
     def models(self) -> tuple[Model, ...]:
         """The parts of the pipeline that have weights."""
-        return tuple(each for each in (self.denoiser, self.vae, self.preview_vae) if each is not None)
+        return tuple(each for each in (self.denoiser, self._vae, self.preview_vae) if each is not None)
 
     def to(self: AnyParts, *args: Any, **kwargs: Any) -> AnyParts:
         """Move the models to a device or dtype, and return the pipeline itself.
@@ -231,7 +231,7 @@ class Parts:
     @property
     def scale(self) -> int:
         """The number of pixels, in height and in width, for each position of the denoiser's input."""
-        return 1 if self.vae is None else self.vae.config.scale
+        return 1 if self._vae is None else self._vae.config.scale
 
     def decode(self, x: Tensor, output_type: str) -> Any:
         """Decode the denoiser's result, (N, H, W, C) float32, to pictures, as `decoding.decode` does.
@@ -242,8 +242,8 @@ class Parts:
 
     def _begin_decode(self, x: Tensor, output_type: str) -> Callable[[], Any]:
         """Start to decode `x`, which is checked. Return a function that waits for the GPU and returns the pictures."""
-        with self._working(self.vae):
-            return begin_decode(x, output_type, self.vae)
+        with self._working(self._vae):
+            return begin_decode(x, output_type, self._vae)
 
     def _begin_draft(self, x0: Tensor, output_type: str) -> Callable[[], Any]:
         """Start to decode x0 for a preview, as `_begin_decode` does."""
@@ -252,7 +252,7 @@ class Parts:
 
     def _small(self, x0: Tensor) -> Tensor:
         """Return x0 (N, H, W, C) for a preview. Average large latents, which take longer to decode than a step."""
-        factor = 1 if self.vae is None else max(1, min(x0.shape[1:3]) // PREVIEW_SIDE)
+        factor = 1 if self._vae is None else max(1, min(x0.shape[1:3]) // PREVIEW_SIDE)
         return x0 if factor == 1 else F.avg_pool2d(x0.permute(0, 3, 1, 2), factor).permute(0, 2, 3, 1)
 
     def _output_type(self, output_type: Any) -> str:
@@ -264,4 +264,4 @@ class Parts:
     @property
     def _channels(self) -> int:
         """The number of channels in a picture."""
-        return self.denoiser.config.sample_channels if self.vae is None else self.vae.config.out_channels
+        return self.denoiser.config.sample_channels if self._vae is None else self._vae.config.out_channels

@@ -87,8 +87,8 @@ def _compare_pipeline(card: ModelCard, request: Request, cells: Sequence[Cell], 
     if isinstance(pipe, TrajectoryPipeline) and pipe.value_function is not None:
         values = card.name, pipe.value_function, reference.value_function
         comparisons += forwards(*values, card.num_train_timesteps, (), what="value")
-    if pipe.vae is not None:
-        comparisons += halves(card.name, card.config, pipe.vae, reference.vae)
+    if (vae := pipe.components.get(registry.VAE.name)) is not None:
+        comparisons += halves(card.name, card.config, vae, reference.vae)
     return Verification.of(card.name, pipe.device, [diffusers], comparisons)
 
 

@@ -108,7 +108,7 @@ def test_a_text_encoder_without_config_is_no_model(text_folder, tmp_path):
     [
         pytest.param("DDPMPipeline", "DDPMScheduler", "ddpm", id="ddpm"),
         pytest.param("DDPMPipeline", "DDIMScheduler", "ddim", id="ddpm-pipeline-of-ddim"),
-        pytest.param("DDPMPipeline", "PNDMScheduler", None, id="unknown"),
+        pytest.param("DDPMPipeline", "EDMEulerScheduler", None, id="unknown"),
         pytest.param("DDIMPipeline", "PNDMScheduler", "ddim", id="ddim-whatever-the-folder-holds"),
     ],
 )

@@ -226,9 +226,9 @@ def index_of_shards():
     return write
 
 
-def name_pndm(folder) -> None:
-    diffusers.PNDMScheduler().save_pretrained(folder / "scheduler")
-    index = json.loads((folder / "model_index.json").read_text()) | {"scheduler": ["diffusers", "PNDMScheduler"]}
+def name_edm(folder) -> None:
+    diffusers.EDMEulerScheduler().save_pretrained(folder / "scheduler")
+    index = json.loads((folder / "model_index.json").read_text()) | {"scheduler": ["diffusers", "EDMEulerScheduler"]}
     (folder / "model_index.json").write_text(json.dumps(index))
 
 
@@ -238,7 +238,7 @@ def edit_vae(folder) -> None:
 
 
 SPOILT = {
-    "pndm": name_pndm,
+    "edm": name_edm,
     "damaged": lambda folder: (folder / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(b"x" * 99),
     "damaged-vae": lambda folder: (folder / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"x" * 99),
     "no-weights": lambda folder: (folder / "vae" / "diffusion_pytorch_model.safetensors").unlink(),

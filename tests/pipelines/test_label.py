@@ -253,7 +253,9 @@ def test_a_vae_of_other_latents_is_refused(make_dit, vae):
 
 
 def test_a_vae_of_another_class_is_refused(make_dit):
-    with pytest.raises(InputError, match=r"^vae: .* has the wrong type; give an AutoencoderKL of fastdiff"):
+    with pytest.raises(
+        InputError, match=r"^vae: .* has the wrong type; give an AutoencoderKL or AutoencoderTiny of fastdiff"
+    ):
         make_dit(vae=torch.nn.Identity())
 
 

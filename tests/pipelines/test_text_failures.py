@@ -70,7 +70,7 @@ SD1 = {
     "pooled": ({"pooled_prompt_embeds": embeds(1, 24)}, "pooled_prompt_embeds: this model takes none"),
     "sizes": ({"target_size": (8, 8)}, "target_size: only SDXL takes it; leave it out"),
     "both": ({"prompt_embeds": embeds(1, 24, 32)}, "prompt: prompt_embeds are also given; leave out one of the two"),
-    "eta": ({"eta": 0.5}, "eta is an option of ddim, not of PNDMScheduler; leave it out or choose ddim"),
+    "eta": ({"eta": 0.5}, "eta is an option of ddim and tcd, not of PNDMScheduler; leave it out"),
     "both-negative": (
         {"negative_prompt": "a", "negative_prompt_embeds": embeds(1, 24, 32)},
         "negative_prompt: negative_prompt_embeds are also given",
@@ -312,7 +312,7 @@ def parts(text_folder):
     [
         ({"unet": 3}, "unet: 3 has the wrong type; give a UNet2DConditionModel of fastdiff"),
         ({"unet": UNet2DModel}, "unet: .* has the wrong type; give a UNet2DConditionModel of fastdiff"),
-        ({"vae": None}, "vae: None has the wrong type; give an AutoencoderKL of fastdiff"),
+        ({"vae": None}, "vae: None has the wrong type; give an AutoencoderKL or AutoencoderTiny of fastdiff"),
         ({"text_encoder": 3}, "text_encoder: 3 has the wrong type; give a CLIPTextModel of fastdiff"),
         ({"tokenizer": "a"}, "tokenizer: 'a' has the wrong type; give a CLIPTokenizer of fastdiff"),
         ({"tokenizer": None}, "text_encoder: it needs its tokenizer, .*; give both"),

@@ -81,10 +81,11 @@ def test_every_step_runs_the_same_operations_and_does_not_wait_for_the_device(na
     schedule = scheduler_from_config({}, name).schedule(STEPS)
     x = channels_last(torch.randn(PICTURES, generator=generator()))
     seeds = torch.arange(len(x)) if any(schedule.draws_noise) else None
-    earlier = None if schedule.keeps_output is None else (torch.zeros_like(x),) * EARLIER
+    n, *shape = x.shape
+    earlier = torch.zeros(n, EARLIER, *shape) if schedule.multistep else None
     runs = []
     for i in range(len(schedule)):
-        step = torch.tensor([i], dtype=torch.int32)
+        step = torch.full((n,), i, dtype=torch.int32)
         with Operations() as operations:
             denoise_step(x, x, schedule.rows, schedule.options, noise=seeds, step=step, earlier=earlier)
         runs.append(operations.names)

@@ -145,7 +145,9 @@ def test_bundled_models_compile(name, batch_size, part, launches, monkeypatch):
     """All kernels that one prediction launches on an H200."""
     folder = hub.resolve(name)
     kind = fastdiff.UNet2DModel if (folder / "unet").is_dir() else fastdiff.DiTTransformer2DModel
-    model = kind.from_config(read_json(folder / kind.part.name / "config.json")).to("meta", torch.bfloat16)
+    model = (
+        kind.from_config(read_json(folder / kind.part.name / "config.json")).to(torch.bfloat16).to_empty(device="meta")
+    )
     zeros = torch.zeros(batch_size, dtype=torch.int64, device="meta")
     monkeypatch.setattr(choices, "unavailable", lambda device: None)
     x = meta(batch_size, model.config.sample_size, model.config.sample_size, 3)
@@ -159,7 +161,7 @@ def test_bundled_models_compile(name, batch_size, part, launches, monkeypatch):
 def test_the_bundled_text_model_compiles(batch_size, part, launches, monkeypatch):
     """All kernels that one prediction for prompts of 32 tokens launches on an H200."""
     config = read_json(hub.resolve("emoji-sd") / "unet" / "config.json")
-    model = fastdiff.UNet2DConditionModel.from_config(config).to("meta", torch.bfloat16)
+    model = fastdiff.UNet2DConditionModel.from_config(config).to(torch.bfloat16).to_empty(device="meta")
     monkeypatch.setattr(choices, "unavailable", lambda device: None)
     timesteps = torch.zeros(batch_size, dtype=torch.int64, device="meta")
     text = meta(batch_size, 32, model.config.cross_attention_dim)

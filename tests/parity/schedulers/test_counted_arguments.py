@@ -269,7 +269,7 @@ REFUSED = {
         lambda: fastdiff.DPMSolverMultistepScheduler(num_train_timesteps=10, solver_order=2).schedule(10),
         "repeats a timestep; use fewer steps",
     ),
-    "mu": (lambda: fastdiff.DPMSolverMultistepScheduler().set_timesteps(5, mu=1.0), "mu belongs to use_dynamic"),
+    "mu": (lambda: fastdiff.DPMSolverMultistepScheduler().set_timesteps(5, mu=1.0), "mu is only read with use_dynamic"),
     "neither": (lambda: fastdiff.EulerDiscreteScheduler().set_timesteps(), "give one of num_inference_steps"),
     "no-steps": (lambda: fastdiff.EulerDiscreteScheduler().set_timesteps(0), "num_inference_steps is 0"),
     "eta": (

@@ -83,7 +83,7 @@ def test_the_schedule_is_the_scheduler(options, choice):
     _, ours = both(options, chosen)
     schedule = getattr(fastdiff, KIND)(**options).schedule(**chosen)
     assert torch.equal(schedule.timesteps, ours.timesteps)
-    assert torch.equal(schedule.rows, ours._make_table(0))
+    assert torch.equal(schedule.rows, ours._complete_table(0))
 
 
 @pytest.mark.parametrize("name", ["eps", "eps-third-order", "flow-shift"])

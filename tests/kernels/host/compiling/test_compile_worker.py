@@ -61,7 +61,9 @@ def test_a_worker_finds_the_same_key_for_every_kernel(made, monkeypatch, name):
     """A worker is another process, and gets the kernels in another order."""
     folder = hub.resolve(name)
     kind = fastdiff.UNet2DModel if (folder / "unet").is_dir() else fastdiff.DiTTransformer2DModel
-    model = kind.from_config(read_json(folder / kind.part.name / "config.json")).to("meta", torch.bfloat16)
+    model = (
+        kind.from_config(read_json(folder / kind.part.name / "config.json")).to(torch.bfloat16).to_empty(device="meta")
+    )
     zeros = torch.zeros(2, dtype=torch.int64, device="meta")
     x = torch.empty(2, model.config.sample_size, model.config.sample_size, 3, dtype=torch.bfloat16, device="meta")
     monkeypatch.setattr(choices, "unavailable", lambda device: None)
@@ -71,7 +73,7 @@ def test_a_worker_finds_the_same_key_for_every_kernel(made, monkeypatch, name):
 def test_variants_of_a_first_result_are_few(made, monkeypatch):
     """So is their C code, which compiles as long as a kernel. More variants cost seconds: add them only if needed."""
     config = read_json(hub.resolve("emoji64") / "unet" / "config.json")
-    model = fastdiff.UNet2DModel.from_config(config).to("meta", torch.bfloat16)
+    model = fastdiff.UNet2DModel.from_config(config).to(torch.bfloat16).to_empty(device="meta")
     monkeypatch.setattr(choices, "unavailable", lambda device: None)
     monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", 132)
     monkeypatch.setattr(launching, "only_compiles", ContextVar("only_compiles", default=True))
