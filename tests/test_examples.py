@@ -20,7 +20,7 @@ SCRIPTS = {  # name -> what it prints last
     "planner": "each begins with the observation: True",
     "bulk": "again: 4 pictures",
 }
-QUICK = ("own_loop", "labels")
+QUICK = ("own_loop",)
 
 
 def run(arguments: list[str], folder: Path, text: str | None = None) -> str:

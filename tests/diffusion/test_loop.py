@@ -16,8 +16,8 @@ from fastdiff.diffusion.loop import _Loop, denoise
 from fastdiff.execution.cuda_graphs import Fixed, Ungraphed, _describe, map_tensors, plain
 from fastdiff.execution.memory import OutOfMemoryError, Portions
 from fastdiff.kernels.denoise import EARLIER, denoise_step, philox_normal
-from fastdiff.sampler_names import SCHEDULERS
 from fastdiff.samplers.shared.from_config import scheduler_from_config
+from tests.support.pairwise import each_sampler
 
 TINY = {
     "sample_size": 8,
@@ -195,7 +195,7 @@ class Recorder:
         return run
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("name", each_sampler())
 def test_one_graph_runs_every_sampler_number_of_steps_and_scale(denoiser, monkeypatch, name):
     """Nothing is captured anew for another of them, and what does not change is copied into the graph once."""
     recorder = Recorder(monkeypatch, denoiser)

@@ -8,8 +8,8 @@ import torch
 
 from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step, dynamic_threshold
 from fastdiff.kernels.host.philox import philox_normal
-from fastdiff.sampler_names import SCHEDULERS
 from fastdiff.samplers.shared.from_config import scheduler_from_config
+from tests.support.pairwise import each_sampler
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETER else "cpu")
@@ -270,7 +270,7 @@ def test_kernel_with_earlier_ones_has_the_references_bits(step_kernel, shape, dt
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("name", each_sampler())
 def test_kernel_runs_the_rows_of_every_sampler(step_kernel, name):
     """Each step of a run is one launch, with the reference's bits."""
     schedule = scheduler_from_config({}, name).schedule(4).to(DEVICE)

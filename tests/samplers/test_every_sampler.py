@@ -5,8 +5,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastdiff.kernels.denoise import COLUMNS, EARLIER, denoise_step
-from fastdiff.sampler_names import SCHEDULERS
 from fastdiff.samplers.shared.from_config import scheduler_from_config
+from tests.support.pairwise import each_sampler
 
 STEPS = 5
 PICTURES = (2, 3, 4, 4)
@@ -24,7 +24,7 @@ def channels_last(tensor):
     return tensor.permute(0, 2, 3, 1)
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("name", each_sampler())
 def test_a_run_is_a_row_for_each_call(name):
     scheduler = scheduler_from_config({}, name)
     schedule = scheduler.schedule(STEPS)
@@ -40,7 +40,7 @@ def test_a_run_is_a_row_for_each_call(name):
     assert not (noisy & ~torch.tensor(schedule.draws_noise)).any()
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("name", each_sampler())
 def test_the_class_steps_by_the_rows_of_the_schedule(name):
     """A loop over `step` equals `denoise_step` over the pipeline's table bit for bit."""
     scheduler = scheduler_from_config({}, name)
@@ -75,7 +75,7 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("name", each_sampler())
 def test_every_step_runs_the_same_operations_and_does_not_wait_for_the_device(name):
     """A captured step serves every step of a run, so a sampler adds no launch and reads nothing on the host."""
     schedule = scheduler_from_config({}, name).schedule(STEPS)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
+from fastdiff.sampler_names import SAMPLERS
+
 Axis = Mapping[str, Any] | Iterable[Any]  # id -> value; or values that are their own ids. A value may be a pytest.param
 
 
@@ -58,6 +60,15 @@ def product(*axes: Axis, together: int = 2) -> list[ParameterSet]:
             id="-".join(str(param.id) for param in row),
         )
         for row in rows
+    ]
+
+
+def each_sampler() -> list[ParameterSet]:
+    """Return a pytest.param for the name of each sampler. Of a class's names all but the first are slow."""
+    return [
+        pytest.param(name, marks=[] if place == 0 else [pytest.mark.slow], id=name)
+        for sampler in SAMPLERS.values()
+        for place, name in enumerate(sampler.names)
     ]
 
 

@@ -196,6 +196,7 @@ INTERRUPTED = """if True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
 def test_ctrl_c_keeps_what_was_measured(tiny, tmp_path):
     command = [sys.executable, "-c", INTERRUPTED, "bench", tiny, *QUICK, "--json", "bench.json"]

@@ -157,7 +157,7 @@ def test_a_pipeline_with_a_tiny_vae(tiny_folder):
     torch.testing.assert_close(ours("a cat", **options).images, expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+@pytest.mark.parametrize("kind", [pytest.param("sd1", marks=pytest.mark.slow), "sdxl"])
 def test_previews_of_a_tiny_vae(text_folder, kind, randomise):
     """Previews have the full size, and are x0 as the preview's VAE decodes it. The pictures keep their bits."""
     pipe = Pipeline.from_pretrained(text_folder(kind), device="cpu")

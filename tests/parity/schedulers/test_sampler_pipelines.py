@@ -68,7 +68,7 @@ def test_a_seed_has_the_same_bits_alone_and_in_any_batch(name, save_pipeline):
         assert torch.equal(ours(seed=seed, **options).images[0], together[i])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH_CLASS
 def test_diffusers_own_scheduler_is_taken_over(name, save_pipeline):
     _, folder = save_pipeline("DDPM")
     ours = Pipeline.from_pretrained(folder, device="cpu")
@@ -101,7 +101,7 @@ def test_an_unknown_name_is_told_which_there_are(save_pipeline):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", NAMES)
+@EACH_CLASS
 def test_a_gpu_draws_through_graphs_what_the_cpu_draws(name, save_pipeline):
     _, folder = save_pipeline("DDPM")
     options = {"num_inference_steps": 8, "output_type": "pt", "seed": [7, 3, 9]}
