@@ -1,7 +1,7 @@
 """The parts and options that a caller of `Pipeline.from_pretrained` gives instead of the folder's, as in diffusers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastdiff.arguments import shown
@@ -68,7 +68,7 @@ class Given:
         scheduler = self.parts.get(SCHEDULER.name)
         if scheduler is None:
             return None
-        own = {field.name for field in fields(scheduler.config_class)}
+        own = scheduler.config_class.names()
         changed = {name: value for name, value in changes.items() if name in own and scheduler.config[name] != value}
         return type(scheduler).from_config(scheduler.config, **changed) if changed else scheduler
 

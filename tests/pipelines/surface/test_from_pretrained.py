@@ -234,6 +234,11 @@ def test_a_given_scheduler_is_changed_as_in_diffusers(name, ours, text_pipes):
         assert {key: found.config[key] for key in changed} == changed
 
 
+def test_a_given_scheduler_may_lack_the_options_that_the_pipeline_changes(ours):
+    given = fastdiff.DPMSolverSinglestepScheduler()  # has no steps_offset
+    assert ours(scheduler=given).scheduler is given
+
+
 def test_a_pipeline_of_labels_takes_parts(tmp_path):
     blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
     unet = diffusers.UNet2DModel(sample_size=8, block_out_channels=(32, 32), add_attention=False, **blocks)
