@@ -40,6 +40,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|np|PIL|collections|typing|pathlib|os)\..*"),
     (r"py:class", r"fastdiff\..*\.(Any\w+|Accelerated)"),  # type variables
     (r"py:class", r"fastdiff\.checkpoints\.configs\.denoiser\.DenoiserConfig"),
+    (r"py:class", r"fastdiff\.(models\.coding\.Autoencoder|checkpoints\.saving\.FrozenDict)"),  # base classes
 ]
 
 html_theme = "furo"

@@ -135,7 +135,7 @@ class Parts:
 
     @property
     def components(self) -> dict[str, Any]:
-        """The parts of the pipeline by name: models, tokenizers and the scheduler."""
+        """The models, tokenizers and scheduler of the pipeline, by name."""
         vae = {} if self._vae is None else {VAE.name: self._vae}
         return {**vae, self.denoiser.part.name: self.denoiser, SCHEDULER.name: self.scheduler}
 

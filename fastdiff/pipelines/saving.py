@@ -47,9 +47,10 @@ class Saving(Configured, Parts):
 
     @property
     def config(self) -> FrozenDict:
-        """The content of model_index.json, as in diffusers: the class, the options, and each part's (library, class).
+        """The content of model_index.json, as in diffusers.
 
-        A part that fastdiff does not run is (None, None).
+        It has the class, the options, and the (library, class) of each part. A part that fastdiff does not run is
+        (None, None).
         """
         row = self._row()
         options = {} if self._card is None else {name: self._card.options.get(name) for name in row.options}

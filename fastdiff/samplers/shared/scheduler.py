@@ -135,7 +135,7 @@ class Scheduler(Configured):
 
     @property
     def compatibles(self) -> list[type["Scheduler"]]:
-        """Every scheduler of fastdiff: `from_config` of each takes this scheduler's config."""
+        """Every scheduler of fastdiff, as `from_config` of each takes this scheduler's config."""
         return [getattr(import_module(sampler.module), name) for name, sampler in SAMPLERS.items()]
 
     def save_pretrained(self, save_directory: str | Path, push_to_hub: bool = False, **kwargs: Any) -> None:
