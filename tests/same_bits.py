@@ -301,7 +301,8 @@ def text(run: Run, dtype: str) -> Iterator[Tensor]:
     given = {"prompt_embeds": texts[:2], "negative_prompt_embeds": texts[2:]}
     if run.model == "sdxl":
         given |= {"pooled_prompt_embeds": texts[:2, 0, :32], "negative_pooled_prompt_embeds": texts[2:, 0, :32]}
-    options = {"num_inference_steps": STEPS, "num_images_per_prompt": PICTURES // 2, "output_type": "pt"} | run.options
+    options = {"num_inference_steps": STEPS, "guidance_scale": 5.0, "output_type": "pt"} | run.options
+    options["num_images_per_prompt"] = PICTURES // 2
     for step in pipe.stream(**given, **options):
         yield from (step.x_t, step.x0)
     yield from (step.images, *(pipe(**given, **options, return_dict=False) if ON_GPU else ()))

@@ -142,7 +142,8 @@ class DenoiserReplacement(Replacement):
 
     def _has_changed(self) -> bool:
         """Whether the live model has changed since our model was made, or its weights since a run's products were."""
-        assert self._current is not None
+        if self._current is None:  # the live model is refused as it is
+            return False
         ours, watch = self._current
         assert isinstance(ours, Denoiser) and isinstance(ours.recall, Recall)
         return watch.sees_a_change() or ours.recall.forget_changes()

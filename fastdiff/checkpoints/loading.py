@@ -99,9 +99,14 @@ class Load:
 
 def chosen_dtype(dtype: Any, torch_dtype: Any) -> Any:
     """Return the dtype of a call that takes diffusers' `dtype` and its older name. None is "auto"."""
-    if None not in (dtype, torch_dtype) and dtype != torch_dtype and dtype != "auto":
+    is_open = dtype is None or (isinstance(dtype, str) and dtype == "auto")
+    if torch_dtype is None:
+        return "auto" if is_open else dtype
+    kinds = str | torch.dtype  # other values, such as arrays, cannot be compared
+    is_same = isinstance(dtype, kinds) and isinstance(torch_dtype, kinds) and dtype == torch_dtype
+    if not is_open and not is_same:
         raise InputError("torch_dtype: it is the older name of dtype, which is also given; leave out one of the two")
-    return torch_dtype if dtype in (None, "auto") and torch_dtype is not None else "auto" if dtype is None else dtype
+    return torch_dtype
 
 
 def chosen_device(device: Any, device_map: Any) -> Any:

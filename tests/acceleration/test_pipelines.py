@@ -283,7 +283,8 @@ class TestMoves:
         expected = draw(fastdiff.accelerate(pipe))
         with torch.inference_mode():
             pipe.unet.double().float()
-            assert abs(draw(pipe) - expected).max() == 0
+            # no conditioning is kept in inference mode, and a CPU rounds the products of other shapes in another way
+            assert abs(draw(pipe) - expected).max() <= 1e-5
         with torch.no_grad():
             pipe.unet.conv_in.weight.neg_()
         assert abs(draw(pipe) - expected).max() > 1e-3

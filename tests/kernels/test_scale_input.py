@@ -12,7 +12,7 @@ INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 SHAPES = {
     "N2-H8-C3": (2, 8, 8, 3),
     "N1-H1-C1-smallest": (1, 1, 1, 1),
-    "N3-H19-C3-several-programs": (3, 19, 19, 3),
+    "N3-H19-C3-odd-several-programs": (3, 19, 19, 3),
     "N2-L31-C2-one-dimension": (2, 31, 2),
     "N64-H64-C3": pytest.param((64, 64, 64, 3), marks=pytest.mark.gpu),
 }
@@ -35,7 +35,7 @@ def steps(n, like):
 
 @pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_is_a_division_a_cast_and_a_copy(shape, copies, dtype, randn, run):
+def test_output(shape, copies, dtype, randn, run):
     x_t = randn(*shape, dtype=torch.float32) * 7
     rows, step = table(x_t), steps(len(x_t), x_t)
     made = run(x_t, rows, step, dtype, copies)

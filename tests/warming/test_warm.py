@@ -99,7 +99,7 @@ def test_the_card_and_the_precision_decide_what_is_launched(launched, text):
         formats = {arg.dtype for _, args, _ in found for arg in args if isinstance(arg, Ghost)}
         return {kwargs["launch_pdl"] for _, _, kwargs in found}, formats
 
-    assert facts("sm_80", dtype="float16") == ({False}, {torch.float16, torch.float32, torch.int32})
+    assert facts("sm_80", dtype="float16") == ({False}, {torch.float16, torch.float32, torch.int32, torch.int64})
     early, formats = facts("sm_90", precision="int8")
     assert early == {True} and {torch.int8, torch.bfloat16} <= formats
 
