@@ -133,7 +133,13 @@ OPTIONS = {
 for each, more in SOLVERS.items():
     OPTIONS[each] = OPTIONS.get(each, {}) | more
 CASES = {f"{kind}-{name}": (kind, options) for kind, cases in OPTIONS.items() for name, options in cases.items()}
-EACH = pytest.mark.parametrize(("kind", "options"), CASES.values(), ids=CASES)
+EACH = pytest.mark.parametrize(  # whole loops, below, run every case in make test
+    ("kind", "options"),
+    [
+        pytest.param(*case, id=name, marks=[] if name.endswith("-defaults") else pytest.mark.slow)
+        for name, case in CASES.items()
+    ],
+)
 
 
 @EACH
