@@ -11,7 +11,8 @@ size, in a process of its own, on the GPU:
     warm       the seconds that `fastdiff warm` took
 
 Times are in seconds, the least of ROUNDS processes; each cold process has a cache of its own. `compiled_*` counts the
-kernels that a process compiled. Files are in the page cache: the first process reads the weights, and is not counted.
+kernels that a process compiled itself; its worker processes compile more. Files are in the page cache: the first
+process reads the weights, and is not counted.
 """
 
 import re
