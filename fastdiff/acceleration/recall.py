@@ -2,7 +2,7 @@
 
 A loop of diffusers gives its denoiser `timesteps[0]`, then `timesteps[1]` and so on, with the same prompt or labels. So
 the first call computes the keys and values of the text, and the time's part of all timesteps of a GROUP. The products
-are those of `diffusion.conditioning`, with the same bits as in a fastdiff pipeline.
+come from `diffusion.conditioning`, with the same bits as in a fastdiff pipeline.
 
 torch counts the writes to a tensor (`_version`), so a prompt or a weight that is edited in place is computed again at
 once. It does not count writes through `.data`, through numpy, or by a CUDA graph. They take effect when the loop starts

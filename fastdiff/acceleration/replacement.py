@@ -120,7 +120,7 @@ class DenoiserReplacement(Replacement):
     METHODS = ("forward", "_apply")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the denoiser. The arguments and the output are those of diffusers' model.
+        """Run the denoiser. Arguments and output match diffusers' model.
 
         Our model runs first, and changes of the live one are looked for while the GPU works. If there are any, the
         output and any error are dropped, and our model runs again.

@@ -46,7 +46,7 @@ def find(
 ) -> list[WeightFile]:
     """Return the files with a component's weights: one file, or the shards of an index.
 
-    File names are those of the `library`. The first of the `extensions` is preferred. As in diffusers, an index of
+    The `library` determines the file names. The first of the `extensions` is preferred. As in diffusers, an index of
     shards is preferred over a single file, and a `variant` ("fp16") is part of the file's name. Raises InputError for
     missing weights, a bad index, anything but a regular file, and a compressed .bin.
     """

@@ -45,7 +45,7 @@ def load_state_dict(
 ) -> dict[str, Tensor]:
     """Return the tensors of a component folder, on the CPU, by the names of its `library`.
 
-    The files are those of `weight_files.find`. Raises InputError for weights that are missing, damaged, or cannot be
+    `weight_files.find` finds the files. Raises InputError for weights that are missing, damaged, or cannot be
     read without running code.
     """
     state: dict[str, Tensor] = {}

@@ -121,7 +121,7 @@ class AutoencoderKL(Autoencoder):
         return self.decode(distribution.sample(generator) if sample_posterior else distribution.mode(), return_dict)
 
     def encode(self, x: Tensor, return_dict: bool = True) -> AutoencoderKLOutput | tuple[DiagonalGaussianDistribution]:
-        """Encode pictures. Arguments and output are those of diffusers' model.
+        """Encode pictures. Arguments and output match diffusers' model.
 
         Args:
             x: (N, C_in, H, W) in [-1, 1], of any float dtype, on the model's device.
@@ -142,7 +142,7 @@ class AutoencoderKL(Autoencoder):
         return AutoencoderKLOutput(distribution) if return_dict else (distribution,)
 
     def decode(self, z: Tensor, return_dict: bool = True, generator: Any = None) -> DecoderOutput | tuple[Tensor]:
-        """Decode latents. Arguments and output are those of diffusers' model.
+        """Decode latents. Arguments and output match diffusers' model.
 
         Args:
             z: (N, C, h, w), of any float dtype, on the model's device: the denoiser's latents, divided by

@@ -29,7 +29,7 @@ class AutoencoderTinyOutput(NamedTuple):
 
 
 class AutoencoderTiny(Autoencoder):
-    """A tiny autoencoder: TAESD, whose latents are those of a large VAE. It decodes fast, and less sharply.
+    """A tiny autoencoder: TAESD, which shares the latents of a large VAE. It decodes faster and less sharply.
 
     It takes the config, weights and calls of diffusers' AutoencoderTiny, for inference only. See Model for how to build
     it. It can be the VAE of a pipeline, or the `preview_vae`, which decodes the previews alone. A picture has the same
@@ -92,7 +92,7 @@ class AutoencoderTiny(Autoencoder):
         return x.sub(self.config.latent_shift).mul(2 * self.config.latent_magnitude)
 
     def encode(self, x: Tensor, return_dict: bool = True) -> AutoencoderTinyOutput | tuple[Tensor]:
-        """Encode pictures. Arguments and output are those of diffusers' model.
+        """Encode pictures. Arguments and output match diffusers' model.
 
         Args:
             x: (N, C_in, H, W) in [-1, 1], of any float dtype, on the model's device.
@@ -111,7 +111,7 @@ class AutoencoderTiny(Autoencoder):
         return AutoencoderTinyOutput(latents) if return_dict else (latents,)
 
     def decode(self, x: Tensor, generator: Any = None, return_dict: bool = True) -> DecoderOutput | tuple[Tensor]:
-        """Decode latents. Arguments and output are those of diffusers' model.
+        """Decode latents. Arguments and output match diffusers' model.
 
         Args:
             x: (N, C, h, w), of any float dtype, on the model's device: the denoiser's latents, divided by

@@ -111,7 +111,7 @@ class Model(Surface, metaclass=_Building):
             config: a mapping with the keys of diffusers' config.json, a config of this class, or one of transformers.
             return_unused_kwargs: whether to return a tuple of the model and the kwargs that are not options.
             source: the name of the config in errors.
-            kwargs: options that replace those of the config.
+            kwargs: options that override the config.
 
         Raises:
             InputError: names the bad option.
@@ -167,7 +167,7 @@ class Model(Surface, metaclass=_Building):
                 bits, and needs a GPU of sm_89 or later.
             use_safetensors: True reads safetensors alone, False .bin alone. The default prefers safetensors.
             kwargs: options of the hub (`cache_dir`, `force_download`, `local_files_only`, `revision`, `token`), and
-                options that replace those of the config. Other arguments of diffusers' `from_pretrained` are accepted
+                options that override the config. Other arguments of diffusers' `from_pretrained` are accepted
                 if they change nothing, as `low_cpu_mem_usage`, and refused otherwise.
 
         Raises:
@@ -201,7 +201,7 @@ class Model(Surface, metaclass=_Building):
     ) -> AnyModel:
         """Load a model from the folder that holds its config.json and weights. Raises as `from_pretrained`.
 
-        changes: options that replace those of the config.
+        changes: options that override the config.
         """
         path = folder / CONFIG_NAME
         config = read_json(path)

@@ -120,7 +120,7 @@ class UNet2DConditionModel(Denoiser):
                 projections (N, width). None for a model without class embedding.
             timestep_cond: (N, time_cond_proj_dim), an embedding of the guidance scale, for LCM.
             attention_mask: (N, keys) for attn1 of all blocks, 1 to keep and 0 to hide. All must have that many keys. In
-                SimpleCrossAttn blocks the keys are those of the text, and it replaces encoder_attention_mask.
+                SimpleCrossAttn blocks the text gives the keys, and it replaces encoder_attention_mask.
             cross_attention_kwargs: not supported: it must be None or empty.
             added_cond_kwargs: the entries of `config.added_shapes`: with addition_embed_type `text_time` (SDXL)
                 text_embeds (N, width) and time_ids (N, count); with `text_image` text_embeds and image_embeds

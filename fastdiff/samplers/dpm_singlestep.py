@@ -1,6 +1,6 @@
 """Singlestep DPM-Solver and DPM-Solver++ (Lu et al. 2022), as in diffusers' DPMSolverSinglestepScheduler.
 
-The formulas are those of dpm_solver.py, but a step of order k makes k calls within its own span, and reads no output
+The formulas match dpm_solver.py, but a step of order k makes k calls within its own span, and reads no output
 of earlier steps. Call j is a step of order j from the beginning of the span to the next timestep::
 
     order 3:  x_1 = first order from x, x_2 = second order from x, x_3 = third order from x

@@ -1,4 +1,4 @@
-"""The pixels of a PNG: any reader accepts them, they are those of the picture, and threads change no byte."""
+"""The pixels of a PNG: any reader accepts them, they equal the picture's pixels, and threads change no byte."""
 
 import io
 import itertools

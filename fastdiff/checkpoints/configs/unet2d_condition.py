@@ -180,7 +180,7 @@ class UNet2DConditionConfig(StagedConfig):
 
     @property
     def prompt_shapes(self) -> dict[str, tuple[int, ...]]:
-        """See DenoiserConfig. The shapes after the first one are those of `added_shapes`."""
+        """See DenoiserConfig. `added_shapes` gives the shapes after the first one."""
         return {"encoder_hidden_states": (USUAL_LENGTH, self.text_width)} | self.added_shapes
 
     @property

@@ -92,7 +92,7 @@ class Scheduler(Configured):
         Args:
             config: The options by name.
             return_unused_kwargs: Return a tuple of the scheduler and the kwargs that are not options of it.
-            kwargs: Options that replace those of the config.
+            kwargs: Options that override the config.
 
         Raises InputError that names a keyword that is not an option of this scheduler, an unknown option, or a wrong
         value.
@@ -122,7 +122,7 @@ class Scheduler(Configured):
             subfolder: The part of a pipeline's folder, such as "scheduler".
             return_unused_kwargs: Return a tuple of the scheduler and the kwargs without use.
             kwargs: Options of the hub (`cache_dir`, `force_download`, `local_files_only`, `revision`, `token`), and
-                options that replace those of the file.
+                options that override the file.
 
         Raises InputError if the file cannot be used, and as `from_config`.
         """
