@@ -7,18 +7,17 @@ of earlier steps. Call j is a step of order j from the beginning of the span to 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-import torch
 from annotated_types import Interval
 from torch import Generator, Tensor
 
 from fastdiff.errors import InputError
 from fastdiff.samplers.dpm_solver import (
     OF_OTHERS,
+    DPMSolverScheduler,
     LambdaMin,
     SolverType,
     check_algorithm,
@@ -26,13 +25,11 @@ from fastdiff.samplers.dpm_solver import (
     lambda_clipped,
     learns_variance,
 )
-from fastdiff.samplers.shared.flow import noise_ratios, run_shift, solver_rows, solver_sigmas
+from fastdiff.samplers.shared.flow import noise_ratios, solver_rows, solver_sigmas
 from fastdiff.samplers.shared.noise import randn_tensor
 from fastdiff.samplers.shared.options import FinalSigma, FlowConfig, VarianceType
 from fastdiff.samplers.shared.scheduler import SchedulerOutput
-from fastdiff.samplers.shared.sigma_scheduler import VariancePreservingScheduler, check_chosen
 from fastdiff.samplers.shared.sigmas import solver_timesteps, with_final
-from fastdiff.samplers.shared.timesteps import checked_steps, custom_timesteps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +116,7 @@ def _call(config: DPMSinglestepConfig, ratios: list[float], i: int, order: int) 
     return sample | {"output": d11 / r0, "prev_h1": d10 / r1, "prev_h2": terms.output - d10 / r1 - d11 / r0}
 
 
-class DPMSolverSinglestepScheduler(VariancePreservingScheduler):
+class DPMSolverSinglestepScheduler(DPMSolverScheduler):
     """Singlestep DPM-Solver and DPM-Solver++, with the interface of diffusers' `DPMSolverSinglestepScheduler`.
 
     The methods are by Lu et al. 2022. `DPMSinglestepConfig` lists the options. They have diffusers' names and defaults.
@@ -146,39 +143,17 @@ class DPMSolverSinglestepScheduler(VariancePreservingScheduler):
     a1111_names: ClassVar = {"dpm++2s": "DPM++ 2S", "dpm++2s-sde": "DPM++ 2S SDE"}
     place: ClassVar = 5.5
     config_class = DPMSinglestepConfig
-    multistep = True
-    returns_x0 = False
     rounds_to_output = False
     _options: DPMSinglestepConfig
 
-    def set_timesteps(
-        self,
-        num_inference_steps: int | None = None,
-        device: torch.device | str | None = None,
-        mu: float | None = None,
-        timesteps: Sequence[int] | None = None,
-    ) -> None:
-        """Set the calls of a run: their number, or custom `timesteps` in descending order.
+    def _spaced_sigmas(self, steps: int, shift: float) -> tuple[Tensor, Tensor]:
+        return singlestep_sigmas(self._options, self.alphas_cumprod, steps, shift)
 
-        `mu` shifts the sigmas of a flow by exp(mu) instead of flow_shift. Raises InputError unless exactly one of
-        number and timesteps is given, for custom timesteps if the config spaces the sigmas in another way (such as
-        use_karras_sigmas), and for `mu` without use_dynamic_shifting.
-        """
-        shift = run_shift(self._options, mu)
-        check_chosen(self._options, num_inference_steps=num_inference_steps, timesteps=timesteps)
-        if timesteps is None:
-            steps = checked_steps(self._options, num_inference_steps)
-            chosen = singlestep_sigmas(self._options, self.alphas_cumprod, steps, shift)
-        else:
-            own = custom_timesteps(self._options, timesteps).numpy()
-            chosen = singlestep_sigmas_at(self._options, self.alphas_cumprod, own, shift)
-        self._choose(*chosen, device)
+    def _sigmas_at(self, timesteps: np.ndarray, shift: float) -> tuple[Tensor, Tensor]:
+        return singlestep_sigmas_at(self._options, self.alphas_cumprod, timesteps, shift)
 
     def _make_table(self, begin: int) -> Tensor:
         return singlestep_rows(self._options, self.sigmas, begin)
-
-    def _draws(self, index: int) -> bool:
-        return self._options.algorithm_type.startswith("sde")
 
     def step(
         self,

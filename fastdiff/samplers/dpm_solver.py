@@ -190,7 +190,48 @@ def _by_output(terms: Terms, slope: float, lengths: list[float]) -> dict[str, fl
     return {"output": terms.output + latest, "prev_h1": earlier - latest, "prev_h2": -earlier}
 
 
-class DPMSolverMultistepScheduler(VariancePreservingScheduler):
+class DPMSolverScheduler(VariancePreservingScheduler):
+    """The base of multistep and singlestep DPM-Solver: it chooses the calls of a run, and whether they draw noise."""
+
+    multistep = True
+    returns_x0 = False
+
+    def set_timesteps(
+        self,
+        num_inference_steps: int | None = None,
+        device: torch.device | str | None = None,
+        mu: float | None = None,
+        timesteps: Sequence[int] | None = None,
+    ) -> None:
+        """Set the calls of a run: their number, or custom `timesteps` in descending order.
+
+        `mu` shifts the sigmas of a flow by exp(mu) instead of flow_shift. Raises InputError unless exactly one of
+        number and timesteps is given, for custom timesteps if the config spaces the sigmas in another way (such as
+        use_karras_sigmas), and for `mu` without use_dynamic_shifting.
+        """
+        shift = run_shift(self._options, mu)
+        check_chosen(self._options, num_inference_steps=num_inference_steps, timesteps=timesteps)
+        if timesteps is None:
+            steps = checked_steps(self._options, num_inference_steps)
+            chosen = self._spaced_sigmas(steps, shift)
+        else:
+            own = custom_timesteps(self._options, timesteps).numpy()
+            chosen = self._sigmas_at(own, shift)
+        self._choose(*chosen, device)
+
+    def _spaced_sigmas(self, steps: int, shift: float) -> tuple[Tensor, Tensor]:
+        """Return the timesteps (steps,) int64 and sigmas (steps + 1,) float32 of a run of this many calls."""
+        raise NotImplementedError
+
+    def _sigmas_at(self, timesteps: np.ndarray, shift: float) -> tuple[Tensor, Tensor]:
+        """Return the same for custom timesteps (steps,) int64."""
+        raise NotImplementedError
+
+    def _draws(self, index: int) -> bool:
+        return self.config["algorithm_type"].startswith("sde")
+
+
+class DPMSolverMultistepScheduler(DPMSolverScheduler):
     """Multistep DPM-Solver and DPM-Solver++, with the interface of diffusers' `DPMSolverMultistepScheduler`.
 
     The methods are by Lu et al. 2022. `DPMSolverConfig` lists the options, which have diffusers' names and defaults.
@@ -217,39 +258,17 @@ class DPMSolverMultistepScheduler(VariancePreservingScheduler):
     a1111_names: ClassVar = {"dpm++2m": "DPM++ 2M", "dpm++2m-sde": "DPM++ 2M SDE"}
     place: ClassVar = 5
     config_class = DPMSolverConfig
-    multistep = True
-    returns_x0 = False
     noise_dtype = torch.float32
     _options: DPMSolverConfig
 
-    def set_timesteps(
-        self,
-        num_inference_steps: int | None = None,
-        device: torch.device | str | None = None,
-        mu: float | None = None,
-        timesteps: Sequence[int] | None = None,
-    ) -> None:
-        """Set the steps of a run: their number, or custom `timesteps` in descending order.
+    def _spaced_sigmas(self, steps: int, shift: float) -> tuple[Tensor, Tensor]:
+        return dpm_sigmas(self._options, self.alphas_cumprod, steps, shift)
 
-        `mu` shifts the sigmas of a flow by exp(mu) instead of flow_shift. Raises InputError unless exactly one of
-        number and timesteps is given, for custom timesteps if the config spaces the sigmas in another way (such as
-        use_karras_sigmas), and for `mu` without use_dynamic_shifting.
-        """
-        shift = run_shift(self._options, mu)
-        check_chosen(self._options, num_inference_steps=num_inference_steps, timesteps=timesteps)
-        if timesteps is None:
-            steps = checked_steps(self._options, num_inference_steps)
-            chosen = dpm_sigmas(self._options, self.alphas_cumprod, steps, shift)
-        else:
-            own = custom_timesteps(self._options, timesteps).numpy()
-            chosen = dpm_sigmas_at(self._options, self.alphas_cumprod, own, shift)
-        self._choose(*chosen, device)
+    def _sigmas_at(self, timesteps: np.ndarray, shift: float) -> tuple[Tensor, Tensor]:
+        return dpm_sigmas_at(self._options, self.alphas_cumprod, timesteps, shift)
 
     def _make_table(self, begin: int) -> Tensor:
         return dpm_rows(self._options, self.sigmas, begin)
-
-    def _draws(self, index: int) -> bool:
-        return self._options.algorithm_type.startswith("sde")
 
     def step(
         self,
