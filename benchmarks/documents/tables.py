@@ -192,6 +192,17 @@ TABLES: dict[str, Table] = {
         PICTURES,
         "",
     ),
+    "first-picture": Table(
+        "first_picture",
+        [
+            Column(f"{heading}, {version}", by_triton(version, key))
+            for key, heading in (*((name, name) for name in ("cold", "warmed", "again")), ("warm", "`fastdiff warm`"))
+            for version in ("3.6.0", "3.7.1")
+        ],
+        {"sd15": "Stable Diffusion 1.5", "sdxl": "Stable Diffusion XL"},
+        "",
+        joined_by="triton",
+    ),
     "text-to-image-cpu": Table(
         "text_to_image_cpu",
         [

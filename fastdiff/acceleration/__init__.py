@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from fastdiff.acceleration import stepping
 from fastdiff.acceleration.replacement import replacement_for, replacement_of
 from fastdiff.acceleration.sharing import our_class
 from fastdiff.errors import InputError
@@ -32,6 +33,9 @@ def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION)
     The diffusers pipeline still runs its own loop, so callbacks, schedulers, `output_type` and all other arguments work
     as before. So do `state_dict()`, `save_pretrained`, `config`, `to()`, tiling and slicing of the VAE, and
     `enable_model_cpu_offload`. Changed weights, such as a fused LoRA, change the output.
+
+    A scheduler of diffusers that fastdiff has too gets each timestep on the CPU, so that its `step` does not wait for
+    the GPU. Call `accelerate` again after you replaced the scheduler.
 
     What depends on time, text and labels only is computed once for the steps of a loop. An edit of a prompt or of a
     weight counts at the next step. torch does not see some edits: through `.data`, through numpy, or by a CUDA graph.
@@ -63,6 +67,7 @@ def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION)
     # The denoiser comes last, as its weights cannot go back from 8 bits if the VAE is refused.
     for replacement in [replacement_for(*each) for each in reversed([*zip(models, precisions, strict=False)])]:
         replacement.install()
+    stepping.install(getattr(model_or_pipeline, "scheduler", None))
     return model_or_pipeline
 
 
@@ -86,6 +91,7 @@ def restore(model_or_pipeline: Accelerated) -> Accelerated:
         raise InputError("restore: this model is not accelerated")
     for replacement in replacements:
         replacement.remove()
+    stepping.remove(getattr(model_or_pipeline, "scheduler", None))
     return model_or_pipeline
 
 

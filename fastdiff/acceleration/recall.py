@@ -28,7 +28,6 @@ from fastdiff.models.denoiser import Denoiser, Recalled
 MOST_PICTURES = 8
 CAPACITY = 4  # runs; some loops call a model with several prompts at each step
 
-
 BLOCKS = ("down_blocks.", "mid_block.", "up_blocks.", "transformer_blocks.")
 
 
@@ -44,7 +43,7 @@ class Recall:
         self, denoiser: Denoiser, timestep: Tensor, count: int, class_labels: Tensor | None, prompt: Prompt | None
     ) -> Recalled | None:
         """Return the conditioning of `count` pictures, or None if the call is not a step of a run."""
-        place = _place(timestep)
+        place = place_in_vector(timestep)
         if place is None or not self._counts_writes or not _suits(denoiser, count, class_labels, prompt):
             return None
         timesteps, step = place
@@ -131,7 +130,7 @@ def _conditioning_weights(model: nn.Module, ours: Denoiser) -> list[tuple[dict[s
     ]
 
 
-def _place(timestep: Tensor) -> tuple[Tensor, int] | None:
+def place_in_vector(timestep: Tensor) -> tuple[Tensor, int] | None:
     """Return the vector that a timestep is an element of, and its index; None if it is no element of a vector."""
     vector = timestep._base
     if vector is None or vector.ndim != 1 or not vector.is_contiguous() or vector.dtype != timestep.dtype:

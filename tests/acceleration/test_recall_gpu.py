@@ -74,6 +74,7 @@ def test_graphs_follow_prompts_and_weights(unet):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_no_step_waits_for_the_gpu(unet, device):
     timesteps = torch.arange(980, 0, -20, device=device)
     for seed in range(3):  # eager, captured, replayed

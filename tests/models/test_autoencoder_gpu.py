@@ -6,7 +6,7 @@ import torch
 from benchmarks.models.stable_diffusion import SD15_VAE
 from fastdiff import AutoencoderKL, DDIMScheduler, DiTTransformer2DModel, LabelPipeline
 from fastdiff.kernels.plans.choices import references_only
-from fastdiff.models import autoencoder
+from fastdiff.models import coding
 
 pytestmark = [
     pytest.mark.gpu,
@@ -101,8 +101,8 @@ def test_same_bits_in_any_batch(vae, half, dtype, tiling, monkeypatch):
     vae.use_tiling = tiling
     x = given(vae, half, 16, side=40).to("cuda", dtype)
     alone = run(vae, half, x[5:6])
-    for most in (autoencoder.PIXELS_AT_ONCE, 80 * 88 * 3):
-        monkeypatch.setattr(autoencoder, "PIXELS_AT_ONCE", most)
+    for most in (coding.PIXELS_AT_ONCE, 80 * 88 * 3):
+        monkeypatch.setattr(coding, "PIXELS_AT_ONCE", most)
         for places in (slice(5, 6), slice(4, 7), slice(5, 13), slice(0, 16)):
             assert torch.equal(run(vae, half, x[places])[5 - places.start], alone[0])
 
