@@ -87,7 +87,7 @@ class Uncompiled:
 def settle_key(kernel) -> None:
     """Make Triton hash a kernel's callees before the kernel, so that all processes compute the same cache key.
 
-    Triton 3.6 leaves out the constants of a callee that has not been hashed yet.
+    Triton 3.6 and 3.7 leave out the constants of a callee that has not been hashed yet.
     """
     if isinstance(kernel, triton.JITFunction) and kernel.hash is None:
         names = {line.argval for line in dis.get_instructions(kernel.fn) if line.opname == "LOAD_GLOBAL"}

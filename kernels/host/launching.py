@@ -34,8 +34,7 @@ def launch(
     options = dict(num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=fp_fusion)
     options["launch_pdl"] = capability(device) >= (9, 0)  # see `await_inputs`
     compiles = only_compiles.get()
-    if compiles:
-        settle_key(kernel)
+    settle_key(kernel)
     run = partial(kernel.run, *args, grid=grid, warmup=compiles, **options, **constexprs)
     with torch.cuda.device(device) if device.type == "cuda" else _interpreter:
         run() if listener is None else listener.launch(kernel, run)

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 from contextvars import ContextVar
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -102,6 +103,15 @@ def test_a_worker_finds_the_same_key_for_gluon(made, monkeypatch):
         conv2d.hopper(x, quantise(taps, FP8), padding=1)
 
     assert_same_keys(run, monkeypatch, at_least=3)
+
+
+def test_a_launch_that_compiles_alone_hashes_callees_first(made, monkeypatch):
+    """Otherwise Triton 3.6 and 3.7 give the kernel another key than workers and `fastdiff warm` do."""
+    hashed = []
+    monkeypatch.setattr(launching, "settle_key", hashed.append)
+    kernel = SimpleNamespace(run=lambda *args, **options: hashed.append("run"))
+    launching.launch(kernel, (1,), torch.empty(1), num_warps=1)
+    assert hashed == [kernel, "run"]
 
 
 def assert_same_keys(run, monkeypatch, at_least: int) -> None:
