@@ -1,6 +1,7 @@
 # make sample: install and draw pictures. make ui: install and open the web page.
 # make test: install and run the quick tests, in a few minutes. make test-all: run the slow tests.
 # make test-tritons: compile the kernels for sm_90 with other Tritons, and test with the oldest supported diffusers.
+# make package: build the wheel and the source distribution into dist, and check what PyPI and pip will read.
 # make docs: build the documentation into docs/_build, where every warning is an error.
 # make bench: run every benchmark; results go to benchmarks/results. make sanitize: memory and race checks on a GPU.
 # make soak: draw 5,000 pictures while workers are killed 20 times; the result goes to benchmarks/results too.
@@ -9,7 +10,7 @@ BIN := .venv/bin
 # constraints.txt pins torch. A change of it or of pyproject.toml makes the stamps stale, so make installs again.
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: sample test test-all test-tritons docs ui lint format bench sanitize soak clean
+.PHONY: sample test test-all test-tritons package docs ui lint format bench sanitize soak clean
 
 sample: .venv/installed
 	$(BIN)/fastdiff sample --out samples --grid --overwrite
@@ -49,6 +50,12 @@ $(OTHER)/diffusers-%: | .venv/installed-test # this diffusers needs an older hug
 	$(BIN)/python -m pip install --quiet --no-deps --target $@.part diffusers==$* "huggingface_hub<2"
 	mv $@.part $@
 
+package: .venv/installed-test
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+
 # Every build reads all pages again (-E), as a page that is not read again gives no warning. -n reports names without a
 # page. Nothing is downloaded.
 SITE := docs/_build
@@ -77,7 +84,7 @@ soak: .venv/installed-test
 	$(BIN)/python -m tests.bulk.soak --save
 
 clean:
-	rm -rf .venv samples outputs $(SITE)
+	rm -rf .venv samples outputs dist $(SITE)
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -33,6 +33,13 @@ if "HYPOTHESIS_STORAGE_DIRECTORY" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["HYPOTHESIS_STORAGE_DIRECTORY"], ignore_errors=True)
 
 
+def pytest_collection_modifyitems(config, items):
+    """Without a GPU, leave out the tests that need one. Skipping each of them would take longer."""
+    if not torch.cuda.is_available():
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("gpu")])
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
 def pytest_collection_finish():
     """Exclude the objects of imported modules from garbage collection, where they cost half a second each time."""
     gc.collect()

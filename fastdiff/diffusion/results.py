@@ -23,7 +23,7 @@ class PipelineOutput(NamedTuple):
     selects which.
     """
 
-    images: Any
+    images: list[Image.Image]  # PIL images; with another `output_type` an array, which is Any for type checkers
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from fastdiff.models.blocks.layers import Conv2d, Feature
 from fastdiff.models.blocks.vae import Decoder, Encoder
 from fastdiff.models.coding import Autoencoder, Half
 from fastdiff.models.distribution import DiagonalGaussianDistribution, Generators
+from fastdiff.models.model import takes_options
 from fastdiff.models.tiling import Tiles, blend, tiled
 from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
@@ -66,6 +67,7 @@ class AutoencoderKL(Autoencoder):
     )  # fmt: skip
     part = registry.VAE
 
+    @takes_options
     def __init__(self, config: AutoencoderKLConfig):
         super().__init__(config)
         latents = config.latent_channels

@@ -14,6 +14,7 @@ from fastdiff.kernels.plans.cpu import fast_on_cpu
 from fastdiff.models.autoencoder import DecoderOutput
 from fastdiff.models.blocks.layers import ACTIVATIONS, Conv2d, Feature
 from fastdiff.models.coding import Autoencoder, Half
+from fastdiff.models.model import takes_options
 from fastdiff.schema import checked
 
 LIMIT = 3  # the decoder softly limits latents to [-LIMIT, LIMIT]
@@ -45,6 +46,7 @@ class AutoencoderTiny(Autoencoder):
     whole = ("encoder.", "decoder.")  # it is small
     part = registry.TINY_VAE
 
+    @takes_options
     def __init__(self, config: AutoencoderTinyConfig):
         super().__init__(config)
         self.encoder, self.decoder = _Encoder(config), _Decoder(config)

@@ -19,7 +19,7 @@ from fastdiff.execution.tensors import INDICES, tensor, within
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
-from fastdiff.models.model import Model
+from fastdiff.models.model import Model, takes_options
 from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked, whole
 
@@ -130,6 +130,7 @@ class CLIPTextModel(Model):
     config: CLIPTextConfig
     part = registry.TEXT_ENCODER
 
+    @takes_options
     def __init__(self, config: CLIPTextConfig):
         super().__init__(config)
         self.embeddings = CLIPTextEmbeddings(config)
@@ -256,6 +257,7 @@ class CLIPTextModelWithProjection(CLIPTextModel):
     whole = ("text_projection.",)
     part = registry.TEXT_ENCODER_2
 
+    @takes_options
     def __init__(self, config: CLIPTextConfigWithProjection):
         super().__init__(config)
         assert config.projection_dim is not None  # guaranteed by the config's check

@@ -22,6 +22,7 @@ from fastdiff.kernels.linear import linear
 from fastdiff.models.blocks.conditioning import Conditioning, in_groups
 from fastdiff.models.blocks.embeddings import Timesteps
 from fastdiff.models.denoiser import Denoiser
+from fastdiff.models.model import takes_options
 from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
 
@@ -216,6 +217,7 @@ class DiTTransformer2DModel(Denoiser):
     whole = ("pos_embed.", "norm1.emb.", "proj_out_1.", "proj_out_2.")
     part = registry.TRANSFORMER
 
+    @takes_options
     def __init__(self, config: DiTTransformer2DConfig):
         super().__init__(config)
         blocks, channels = config.num_layers, config.inner_dim

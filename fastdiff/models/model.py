@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,19 +42,26 @@ REFUSED_BY_MODELS = {
 }
 
 
+def takes_options(init: Callable[..., None]) -> Callable[..., None]:
+    """Tell type checkers that a model is built from diffusers' arguments, which `_Building` makes a config of."""
+    return init
+
+
 class _Building(type):
     """The class of model classes: calling one builds a model from diffusers' arguments, by position or by name."""
 
     part: ModelPart
     from_config: Callable[..., Any]
 
-    def __call__(cls, *args: Any, **options: Any) -> Any:
-        if len(args) == 1 and isinstance(args[0], ModelConfig):
-            return super().__call__(*args)
-        if cls.part.library == "transformers":
-            return cls.from_config(*args, source=cls.__name__, **options)
-        given = by_name(option_names(cls.part.config), args, options, cls.__name__)
-        return cls.from_config(given, source=cls.__name__)
+    if not TYPE_CHECKING:  # type checkers read `__init__`, which says that the result is of the class
+
+        def __call__(cls, *args: Any, **options: Any) -> Any:
+            if len(args) == 1 and isinstance(args[0], ModelConfig):
+                return super().__call__(*args)
+            if cls.part.library == "transformers":
+                return cls.from_config(*args, source=cls.__name__, **options)
+            given = by_name(option_names(cls.part.config), args, options, cls.__name__)
+            return cls.from_config(given, source=cls.__name__)
 
 
 class Model(Surface, metaclass=_Building):

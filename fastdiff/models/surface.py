@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -18,6 +18,8 @@ from fastdiff.execution.devices import check_move, dtype_name
 from fastdiff.kernels.host.weights import Quantised
 from fastdiff.refused import OF_MODELS
 from fastdiff.schema import checked
+
+AnySurface = TypeVar("AnySurface", bound="Surface")
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +121,7 @@ class Surface(Configured, nn.Module):
                     stale.unlink()
             self.save_config(folder)
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
+    def to(self: AnySurface, *args: Any, **kwargs: Any) -> AnySurface:
         """Move the model to a device or dtype, as `torch.nn.Module.to` does, and return the model itself.
 
         Raises InputError for a device or dtype that the model cannot have.

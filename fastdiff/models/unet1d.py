@@ -20,6 +20,7 @@ from fastdiff.models.blocks.embeddings import GaussianFourierProjection, Timeste
 from fastdiff.models.blocks.layers import ACTIVATIONS, GroupNorm, as_feature
 from fastdiff.models.blocks.resnet import Conditioned
 from fastdiff.models.denoiser import Denoiser
+from fastdiff.models.model import takes_options
 from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
 
@@ -238,6 +239,7 @@ class UNet1DModel(Denoiser):
     whole = ("time_mlp.", "down_blocks.0.resnets.0.", "out_block.")
     part = registry.UNET_1D
 
+    @takes_options
     def __init__(self, config: UNet1DConfig):
         super().__init__(config)
         first, last = config.block_out_channels[0], config.block_out_channels[-1]

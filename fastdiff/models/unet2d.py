@@ -25,6 +25,7 @@ from fastdiff.models.blocks.stages import (
     UpStage,
 )
 from fastdiff.models.denoiser import Denoiser
+from fastdiff.models.model import takes_options
 from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
 
@@ -53,6 +54,7 @@ class UNet2DModel(Denoiser):
     whole = ("conv_in.", "conv_out.", "time_embedding.", "class_embedding.")
     part = registry.UNET
 
+    @takes_options
     def __init__(self, config: UNet2DConfig):
         super().__init__(config)
         first = config.block_out_channels[0]

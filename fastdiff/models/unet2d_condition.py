@@ -30,6 +30,7 @@ from fastdiff.models.blocks.layers import ACTIVATIONS, Conv2d, Feature, GroupNor
 from fastdiff.models.blocks.text_attentions import TextReader
 from fastdiff.models.blocks.transformer import Context, stack_text_projections
 from fastdiff.models.denoiser import MOST_TIMESTEP, Denoiser
+from fastdiff.models.model import takes_options
 from fastdiff.models.prompt import Extras, PromptCheck
 from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
@@ -62,6 +63,7 @@ class UNet2DConditionModel(Denoiser):
     part = registry.UNET_CONDITION
     joins_halves = True
 
+    @takes_options
     def __init__(self, config: UNet2DConditionConfig):
         super().__init__(config)
         first, temb_channels = config.block_out_channels[0], config.temb_channels

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 from torch import Tensor
 
@@ -96,6 +96,15 @@ class Pipeline(FromFolder):
                 MemoryError and a torch.OutOfMemoryError.
             DeviceLostError: the GPU fails.
         """
+
+    @overload
+    def __call__(self, *args: Any, return_dict: Literal[False], **options: Any) -> tuple[Any, ...]: ...
+
+    @overload
+    def __call__(self, *args: Any, output_type: Literal["np", "pt", "latent"], **options: Any) -> Any: ...
+
+    @overload
+    def __call__(self, *args: Any, **options: Any) -> PipelineOutput: ...
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Draw pictures and return the output. Takes the arguments of `stream`, and `return_dict`.

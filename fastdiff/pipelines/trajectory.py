@@ -6,7 +6,7 @@ Seeds -> noise, schedule and known values -> the denoising loop -> trajectories,
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, overload
 
 import torch
 from torch import Tensor
@@ -59,6 +59,16 @@ class TrajectoryPipeline(Pipeline):
     """
 
     optional_parts: ClassVar[tuple[str, ...]] = (VALUE_FUNCTION.name,)
+
+    if TYPE_CHECKING:  # a call returns trajectories, where other pipelines return pictures
+
+        @overload  # type: ignore[override]
+        def __call__(self, *args: Any, return_dict: Literal[False], **options: Any) -> tuple[Any, ...]: ...
+
+        @overload
+        def __call__(self, *args: Any, **options: Any) -> TrajectoryOutput: ...
+
+        def __call__(self, *args: Any, **options: Any) -> Any: ...
 
     def __init__(
         self,

@@ -29,19 +29,14 @@ INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     ours = [item for item in items if FOLDER in item.path.parents]
-    for item in ours:
-        if (reason := _obstacle(item)) is not None:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    left_out = {item for item in ours if not _runs_here(item)}
+    config.hook.pytest_deselected(items=[*left_out])
+    items[:] = [item for item in items if item not in left_out]
     if not INTERPRETER:
         return
-    idle = [item for item in ours if "device" not in item.fixturenames or item.get_closest_marker("gpu")]
-    config.hook.pytest_deselected(items=idle)
-    left_out = set(idle)
-    items[:] = [item for item in items if item not in left_out]
     tests = defaultdict(list)
     for item in ours:
-        others = item in left_out or item.get_closest_marker("slow") or _obstacle(item) is not None
-        if hasattr(item, "callspec") and not others:
+        if hasattr(item, "callspec") and item not in left_out and not item.get_closest_marker("slow"):
             tests[item.function].append(item)
     for several in tests.values():
         kinds = [(_param(item, "dtype"), _param(item, "loads")) for item in several]
@@ -54,17 +49,16 @@ def _param(item, name: str):
     return item.callspec.params.get(name) if hasattr(item, "callspec") else None
 
 
-def _obstacle(item) -> str | None:
-    """Return why a test cannot run here with its parameters; None if it can."""
-    if item.get_closest_marker("gpu") and (INTERPRETER or not torch.cuda.is_available()):
-        return "needs a CUDA device"
+def _runs_here(item) -> bool:
+    """Whether a test can run here with its parameters, and tests what no other test does."""
     dtype, loads = _param(item, "dtype"), _param(item, "loads")
+    if INTERPRETER and (item.get_closest_marker("gpu") or "device" not in item.fixturenames):
+        return False
     if INTERPRETER and dtype == torch.bfloat16 and "dot_dtype" in item.fixturenames:
-        return "Triton's interpreter has no bfloat16 dot"
+        return False  # Triton's interpreter has no bfloat16 dot
     no_kernel = not INTERPRETER and not torch.cuda.is_available()
-    if loads not in (None, "descriptors") and (no_kernel or (loads == "pointers" and dtype == torch.float32)):
-        return "there is only one way of loading"
-    return None
+    only_one_way = no_kernel or (loads == "pointers" and dtype == torch.float32)
+    return loads in (None, "descriptors") or not only_one_way
 
 
 def _covered(item) -> set:

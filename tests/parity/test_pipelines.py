@@ -48,7 +48,7 @@ def test_noise_is_not_a_picture():
 def test_ddpm_pipeline_given_a_generator(case, save_pipeline):
     theirs, folder = save_pipeline("DDPM", **DDPM_CASES[case])
     ours = Pipeline.from_pretrained(folder, device="cpu")
-    options = {"batch_size": 3, "num_inference_steps": 10, "output_type": "np"}
+    options = {"batch_size": 2, "num_inference_steps": 5, "output_type": "np"}
     expected = theirs(generator=torch.Generator().manual_seed(5), **options).images
     assert_same_pictures(ours(generator=torch.Generator().manual_seed(5), **options).images, expected)
 
@@ -58,7 +58,7 @@ def test_ddim_pipeline_given_generators(case, save_pipeline):
     scheduler, call = DDIM_CASES[case]
     theirs, folder = save_pipeline("DDIM", **scheduler)
     ours = Pipeline.from_pretrained(folder, device="cpu")
-    options = {"batch_size": 2, "num_inference_steps": 10, "output_type": "np", **call}
+    options = {"batch_size": 2, "num_inference_steps": 5, "output_type": "np", **call}
 
     def generators():
         return [torch.Generator().manual_seed(seed) for seed in (1, 2)]
@@ -70,7 +70,7 @@ def test_ddim_pipeline_given_generators(case, save_pipeline):
 def test_learned_variance(save_pipeline):
     theirs, folder = save_pipeline("DDPM", unet={"out_channels": 6}, variance_type="learned_range")
     ours = Pipeline.from_pretrained(folder, device="cpu")
-    options = {"batch_size": 2, "num_inference_steps": 10, "output_type": "np"}
+    options = {"batch_size": 2, "num_inference_steps": 5, "output_type": "np"}
     expected = theirs(generator=torch.Generator().manual_seed(5), **options).images
     assert_same_pictures(ours(generator=torch.Generator().manual_seed(5), **options).images, expected)
 

@@ -93,9 +93,12 @@ CASES = {
     ("kind", "options"),
     [
         pytest.param(
-            kind, options, id=f"{kind}-{case}", marks=[] if kind == kinds[i % len(kinds)] else pytest.mark.slow
+            kind,
+            options,
+            id=f"{kind}-{case}",
+            marks=pytest.mark.slow if case == "default-steps" or kind != kinds[i % len(kinds)] else [],
         )
-        for i, (case, (kinds, options)) in enumerate(CASES.items())  # make test runs one kind per case, in turn
+        for i, (case, (kinds, options)) in enumerate(CASES.items())  # make test runs one kind of most cases, in turn
         for kind in kinds
     ],
 )

@@ -138,12 +138,12 @@ DIT_COMPANY = {
 }
 
 
-@pytest.mark.parametrize(("case", "chunk"), product(list(DIT_COMPANY), [1, 3, 16], together=1))
+@pytest.mark.parametrize(("case", "chunk"), product(list(DIT_COMPANY), [1, 3, 6], together=1))
 def test_same_bits_of_a_transformer_in_any_company(make_dit, vae, monkeypatch, case, chunk):
     """A picture's bits depend neither on the other labels and seeds nor on the chunks of the conditioning table."""
     scheduler, options = DIT_COMPANY[case]
     pipe = make_dit(scheduler, vae=vae, in_channels=4, out_channels=8)
-    options = {"num_inference_steps": 20, "output_type": "pt"} | options
+    options = {"num_inference_steps": 8, "output_type": "pt"} | options
     alone = pipe(seed=11, class_labels=7, **options).images[0]
     assert alone.isfinite().all() and alone.std() > 0
     entry = 4 * pipe.denoiser.conditioning_width

@@ -1,19 +1,23 @@
 """Build, import and run the wheel, the source distribution, and checkouts with and without symbolic links."""
 
+import email
 import os
-import subprocess
+import re
 import sys
 import tarfile
 import venv
 import zipfile
 from collections.abc import Sequence
+from email.message import Message
 from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import TIMEOUT
+import fastdiff
+from tests.tree.floors import ROOT
+from tests.tree.packages import build, run
+from tests.tree.test_documents import LINK as MARKDOWN_LINK
 
-ROOT = Path(__file__).parents[2]
 LINK = "fastdiff/kernels"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 IMPORT = "import importlib, sys; sys.path.insert(0, '.'); [importlib.import_module(name) for name in sys.argv[1:]]"
@@ -24,19 +28,6 @@ from fastdiff.kernels.conv2d import conv2d
 assert conv2d(torch.ones(1, 3, 3, 1), torch.ones(1, 1, 3, 3)).item() == 9
 print(fastdiff.__file__, sys.modules[conv2d.__module__].__file__, sep="\\n")
 """
-
-
-def run(command: Sequence[str | Path], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-def build(tree: Path, folder: Path) -> tuple[Path, Path]:
-    """Build the wheel and the source distribution of a tree into a folder, and return both paths."""
-    run([sys.executable, "-I", "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", folder], tree)
-    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
-    return wheel, sdist
 
 
 def unpack(sdist: Path, folder: Path) -> Path:
@@ -52,15 +43,22 @@ def assert_convolves(command: Sequence[str | Path], folder: Path, package: Path,
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """The wheel and the source distribution of this tree."""
-    return build(ROOT, tmp_path_factory.mktemp("built"))
+def metadata(wheel) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name))
 
 
 @pytest.fixture(scope="module")
-def unpacked(built, tmp_path_factory):
+def sdist(tmp_path_factory):
+    """The source distribution of this tree, whose compression takes seconds."""
+    return build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def unpacked(sdist, tmp_path_factory):
     """The unpacked source distribution."""
-    return unpack(built[1], tmp_path_factory.mktemp("unpacked"))
+    return unpack(sdist, tmp_path_factory.mktemp("unpacked"))
 
 
 @pytest.fixture
@@ -76,15 +74,15 @@ def tree(request, unpacked):
 both_trees = pytest.mark.parametrize("tree", ["sdist", "without-links"], indirect=True)
 
 
-def test_the_wheel_holds_each_file_of_the_package_and_of_the_kernels_once(built):
-    with zipfile.ZipFile(built[0]) as wheel:
-        names = [name for name in wheel.namelist() if ".dist-info/" not in name]
+def test_the_wheel_holds_each_file_of_the_package_and_of_the_kernels_once(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
     assert len(names) == len(set(names))
     sources = {path for room in ("fastdiff", "kernels") for path in (ROOT / room).rglob("*") if path.is_file()}
     expected = {path.relative_to(ROOT).as_posix() for path in sources if "__pycache__" not in path.parts} - {LINK}
     expected = {name for name in expected if not name.startswith(f"{LINK}/")}  # rglob of Python 3.13 follows the link
     assert set(names) == {f"fastdiff/{name}" if name.startswith("kernels/") else name for name in expected}
-    assert {"fastdiff/kernels/device/conv2d.py", "fastdiff/kernels/plans/dispatch.py"} <= set(names)
+    assert {"fastdiff/kernels/device/conv2d.py", "fastdiff/py.typed", "fastdiff/__init__.pyi"} <= set(names)
     assert {name.split("/")[2] for name in names if name.endswith(".safetensors")} == {
         "emoji-sd",
         "emoji64",
@@ -92,14 +90,56 @@ def test_the_wheel_holds_each_file_of_the_package_and_of_the_kernels_once(built)
     }
 
 
-def test_the_wheel_is_quickly_had(built):
-    assert built[0].stat().st_size < 80e6
+def test_the_documents_say_what_the_wheel_weighs(wheel):
+    text = (ROOT / "docs/getting-started.md").read_text(encoding="utf-8")
+    (size,) = re.findall(r"The wheel has (\d+) MB", text)
+    assert int(size) == round(wheel.stat().st_size / 1e6) < 80
 
 
-def test_the_source_distribution_holds_each_tracked_file_once(built):
+def test_the_metadata_names_every_licence_that_ships(wheel, metadata):
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = {
+            name.split(".dist-info/licenses/")[1] for name in archive.namelist() if ".dist-info/licenses/" in name
+        }
+    files = [path for model in (ROOT / "fastdiff/bundled").iterdir() for path in (model / "licenses").iterdir()]
+    assert shipped == {"LICENSE"} | {path.relative_to(ROOT).as_posix() for path in files}
+    assert sorted(metadata.get_all("License-File")) == sorted(shipped)
+    named = metadata["License-Expression"].split(" AND ")
+    cards = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "fastdiff/bundled").glob("*/README.md"))
+    texts = {text.replace("CC BY 4.0", "CC-BY-4.0") for text in re.findall(r"\| \[([^]]*)\]\(licenses/", cards)}
+    assert {"Apache-2.0"} | texts == set(named) and len(named) == len(set(named))
+
+
+def test_the_metadata_has_what_pypi_shows(metadata):
+    assert metadata["Name"] == "fastdiff" and metadata["Version"] == fastdiff.__version__
+    assert "Typing :: Typed" in metadata.get_all("Classifier") and "diffusers" in metadata["Keywords"]
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
+    assert {"Source", "Documentation", "Changelog", "Issues"} <= set(urls)
+    for url in urls.values():
+        page = url.removeprefix(f"{urls['Source']}/blob/main/")
+        assert url in (urls["Source"], f"{urls['Source']}/issues") or (ROOT / page).is_file()
+
+
+def test_the_links_of_the_description_lead_to_files_of_its_version(metadata):
+    """PyPI shows the README without the files beside it."""
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
+    name, version = urls["Source"].removeprefix("https://github.com/"), metadata["Version"]
+    pages, pictures = f"{urls['Source']}/blob/v{version}/", f"https://raw.githubusercontent.com/{name}/v{version}/"
+    text = metadata.get_payload(decode=True).decode()
+    links = MARKDOWN_LINK.findall(text)
+    ours = [link for link in links if link.startswith((pages, pictures))]
+    assert [link for link in links if not re.match("https?://", link)] == []
+    assert len(ours) == len(MARKDOWN_LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))) - 1  # diffusers'
+    for link in ours:
+        assert link.startswith(pictures) == link.endswith(".png")
+        assert (ROOT / link.removeprefix(pages).removeprefix(pictures).partition("#")[0]).exists(), link
+
+
+@pytest.mark.slow
+def test_the_source_distribution_holds_each_tracked_file_once(sdist):
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
-    with tarfile.open(built[1]) as archive:
+    with tarfile.open(sdist) as archive:
         names = [name.partition("/")[2] for name in archive.getnames()]
     assert len(names) == len(set(names))
     tracked = run(["git", "ls-files", "-z"], ROOT).rstrip("\0").split("\0")
@@ -108,15 +148,17 @@ def test_the_source_distribution_holds_each_tracked_file_once(built):
 
 @pytest.mark.slow
 @both_trees
-def test_the_same_is_built_from_every_tree(built, tree, tmp_path):
-    again = build(tree, tmp_path / "again")
-    assert [path.name for path in again] == [path.name for path in built]
-    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in built]
+def test_the_same_is_built_from_every_tree(wheel, sdist, tree, tmp_path):
+    for before in (wheel, sdist):
+        target = "wheel" if before == wheel else "sdist"
+        again = build(target, tree, tmp_path / target)
+        assert again.name == before.name
+        assert again.read_bytes() == before.read_bytes()
 
 
-def test_the_wheel_runs(built, tmp_path):
-    with zipfile.ZipFile(built[0]) as wheel:
-        wheel.extractall(tmp_path)
+def test_the_wheel_runs(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
     start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); exec(sys.argv[1])"
     package = tmp_path / "fastdiff"
     assert_convolves([sys.executable, "-I", "-c", start], tmp_path, package, package / "kernels")

@@ -77,15 +77,23 @@ SAVE = {
 }
 
 
+@pytest.fixture(scope="module")
+def loaded():
+    """The pipelines that `pipe` has loaded, by their class in diffusers."""
+    return {}
+
+
 @pytest.fixture(params=THEIRS)
-def pipe(request, tmp_path):
-    """Return our pipeline of a tiny folder that diffusers saved."""
-    folder = tmp_path / "pipeline"
-    if request.param in SAVE:
-        SAVE[request.param](folder)
-    else:
-        _, folder = request.getfixturevalue("save_value_guided")()
-    return fastdiff.Pipeline.from_pretrained(folder, device="cpu")
+def pipe(request, tmp_path, loaded):
+    """Return our pipeline of a tiny folder that diffusers saved. Tests must not change it."""
+    if request.param not in loaded:
+        folder = tmp_path / "pipeline"
+        if request.param in SAVE:
+            SAVE[request.param](folder)
+        else:
+            _, folder = request.getfixturevalue("save_value_guided")()
+        loaded[request.param] = fastdiff.Pipeline.from_pretrained(folder, device="cpu")
+    return loaded[request.param]
 
 
 def test_pipelines_have_what_diffusers_pipelines_have(pipe):

@@ -88,7 +88,10 @@ def test_what_cannot_be_honoured_is_refused_by_name(name, ours):
     with pytest.raises(InputError, match=f"^{name}: ") as error:
         ours(**{name: True})
     assert "\n" not in str(error.value)
-    assert ours(**{name: None}).name
+
+
+def test_what_is_left_out_by_none_is_taken(ours):
+    assert ours(**dict.fromkeys(giving.REFUSED)).name
 
 
 WRONG = {
