@@ -13,7 +13,7 @@ from torch import nn
 
 import fastdiff
 from fastdiff import InputError
-from fastdiff.models.model import Model
+from fastdiff.models import classes
 from fastdiff.refused import OF_MODELS, OF_SCHEDULERS
 from fastdiff.sampler_names import SAMPLERS
 from fastdiff.samplers.shared.from_config import scheduler_from_config, scheduler_like
@@ -88,7 +88,7 @@ def scheduler(request):
 
 
 def test_every_model_is_walked():
-    kinds = [kind for kind in Model.classes.values() if kind.__module__.startswith("fastdiff.")]
+    kinds = [kind for kind in classes.Model.classes.values() if kind.__module__.startswith("fastdiff.")]
     ours = {kind.__name__ for kind in kinds if hasattr(kind, "part")}
     assert ours == {*MODELS, *TEXT_ENCODERS}
 
