@@ -11,8 +11,8 @@ size, in a process of its own, on the GPU:
     warm       the seconds that `fastdiff warm` took
 
 Times are in seconds, the least of ROUNDS processes; each cold process has a cache of its own. `compiled_*` counts the
-kernels that a process compiled itself; its worker processes compile more. The files of the model are in
-the page cache: the benchmark has just written them.
+kernels that a process compiled itself; its worker processes compile more. The files of the model are in the
+page cache: the benchmark has just written them.
 """
 
 import re

@@ -14,7 +14,7 @@ from fastdiff.acceleration import stepping
 from fastdiff.sampler_names import SAMPLERS
 
 SAMPLE = torch.linspace(-1, 1, 32).reshape(1, 2, 4, 4)
-NEEDS_MORE = {"FlowMatchEulerDiscreteScheduler": {}, "LCMScheduler": {"original_inference_steps": 50}}
+NEEDS_MORE = {"LCMScheduler": {"original_inference_steps": 50}}
 
 
 @pytest.fixture
