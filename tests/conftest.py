@@ -34,8 +34,8 @@ if "HYPOTHESIS_STORAGE_DIRECTORY" not in os.environ:
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without a GPU, leave out the tests that need one. Skipping each of them would take longer."""
-    if not torch.cuda.is_available():
+    """Without a GPU, leave out the tests that need one, unless they are only listed. Skipping each takes longer."""
+    if not torch.cuda.is_available() and not config.option.collectonly:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("gpu")])
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
 
