@@ -4,12 +4,13 @@ As in diffusers, a number may be a Python or numpy number, or a tensor with one 
 module does not import torch; `execution/tensors.py` has the checks of tensors.
 """
 
+import difflib
 import math
 import operator
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any, TypeVar
@@ -30,6 +31,17 @@ def shown(value: Any) -> str:
     except Exception:  # a foreign repr may raise anything, and an int of 5,000 digits has no repr
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def did_you_mean(asked: str, known: Iterable[str]) -> str:
+    """Return "did you mean ...?" with the `known` words that begin like `asked`, or else with the closest; or "".
+
+    Lowercase words are found in any case.
+    """
+    words, lower = list(known), asked.lower()
+    begun = [each for each in words if lower.strip("-") and each.startswith(lower)]
+    close = [lower] if lower in words else begun[:3] or difflib.get_close_matches(lower, words, n=1)
+    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def as_int(value: Any) -> int | None:

@@ -3,7 +3,6 @@
 Nothing in a model folder is imported or executed. JSON is parsed, and weights are loaded as tensors.
 """
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastdiff.arguments import optional
+from fastdiff.arguments import did_you_mean, optional
 from fastdiff.arguments import path as checked_path
 from fastdiff.checkpoints.configs.model import Library
 from fastdiff.checkpoints.json_files import read_json
@@ -82,9 +81,8 @@ def resolve(
         raise InputError(f"{name} holds neither {' nor '.join(_CONFIGS)}; give a model folder in diffusers' layout")
     if os.path.isfile(name):
         raise InputError(f"{name} is a file; give its model folder, in diffusers' layout")
-    close = difflib.get_close_matches(name, bundled, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    raise InputError(f"no model {name!r}; {hint}{_on_offer()}")
+    hint = did_you_mean(name, bundled)
+    raise InputError(f"no model {name!r}; {hint} {_on_offer()}" if hint else f"no model {name!r}; {_on_offer()}")
 
 
 def resolve_part(

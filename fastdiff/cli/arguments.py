@@ -3,9 +3,9 @@
 import argparse
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from fastdiff.arguments import word
+from fastdiff.arguments import did_you_mean, word
 from fastdiff.errors import InputError
 from fastdiff.kinds import MAX_SEED
 from fastdiff.requests import defaults
@@ -24,10 +24,21 @@ class Parser(argparse.ArgumentParser):
         for name, value in vars(found).items():
             if value == [] or (isinstance(value, list) and [] in value):  # Python before 3.13 parses --seed=-- as []
                 self.error(f"{name}: -- is not a value")
+        if rest:
+            flag = next((each.partition("=")[0] for each in rest if each.startswith("-")), "")
+            hint = did_you_mean(flag, self._option_string_actions)
+            self.error("; ".join(filter(None, [f"unrecognized arguments: {' '.join(rest)}", hint])))
         return found, rest
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise ArgumentError for a value that is not a choice. It names similar choices, or else all."""
+        if action.choices is not None and value not in action.choices:
+            words = list(map(str, action.choices))
+            remedy = did_you_mean(str(value), words) or f"choose from {', '.join(words)}"
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}; {remedy}")
+
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; see {self.prog} --help")
+        raise InputError(f"{message}{'' if message.endswith('?') else ';'} see {self.prog} --help")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *names: str, note: str) -> Callable[..., argparse.Action]:

@@ -102,6 +102,14 @@ def test_names_of_bytes_that_are_no_text(here, tmp_path, refused):
     refused(here("info", f"no-{name}"), r"no-\\udcff\\udced")
 
 
+def test_a_misspelt_command_is_refused_with_the_closest(here, refused):
+    refused(here("smaple"), r"argument COMMAND: invalid choice: 'smaple'; did you mean sample\? see fastdiff --help$")
+    refused(
+        here("picture"),
+        "argument COMMAND: invalid choice: 'picture'; choose from sample, bulk, .*; see fastdiff --help$",
+    )
+
+
 @pytest.mark.parametrize("flag", ["--seed=--", "--label=--", "-s--", "--out=--"])
 def test_two_hyphens_are_no_value(capsys, flag):
     assert cli.main(["sample", flag]) == 2
