@@ -31,6 +31,17 @@ _COMMANDS = {
     "warm": (warm, "compile a model's kernels beforehand, also without a GPU"),
 }
 
+EXAMPLES = """\
+Draw pictures with diffusion models.
+
+examples:
+  fastdiff sample --prompt "green dog, glossy 3D emoji"             draw a picture into outputs/
+  fastdiff sample --prompt "red fox" --num-images 4 --grid          draw four, and a sheet of all
+  fastdiff sample --from outputs/red-fox-0.png --seed 7 --steps 40  change settings of a picture
+  fastdiff ui                                                       draw in the browser
+
+'fastdiff COMMAND --help' lists the options of a command."""
+
 NO_MEMORY = "out of memory; use a smaller --batch-size, or close other programs"  # Python's MemoryError has no message
 
 
@@ -89,13 +100,11 @@ def _fail(error: Exception, code: int) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="fastdiff", description="Draw pictures with diffusion models.", allow_abbrev=False)
+    parser = Parser(prog="fastdiff", usage="fastdiff COMMAND [options]", examples=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"fastdiff {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=parser.prog)
     for name, (module, summary) in _COMMANDS.items():
-        command = commands.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
-        )
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser

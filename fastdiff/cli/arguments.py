@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 
 from fastdiff.arguments import did_you_mean, word
 from fastdiff.errors import InputError
-from fastdiff.kinds import MAX_SEED
 from fastdiff.requests import defaults
 from fastdiff.requests.request import DTYPES, PRECISIONS
 from fastdiff.sampler_names import ETAS, SCHEDULERS
@@ -15,8 +14,29 @@ from fastdiff.sampler_names import ETAS, SCHEDULERS
 DEVICES = "auto, cpu, cuda or cuda:1"
 
 
+class _Formatter(argparse.HelpFormatter):
+    """The layout of `--help`. A flag with two names has its value once, as in Python 3.13: `-m, --model MODEL`."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, **{"max_help_position": 30} | options)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if sys.version_info >= (3, 13) or len(action.option_strings) < 2 or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+
+class _FormatterOfLines(_Formatter, argparse.RawDescriptionHelpFormatter):
+    """A layout that keeps the lines of the description."""
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are InputErrors."""
+    """A parser whose errors are InputErrors. `examples` are lines before the list of commands."""
+
+    def __init__(self, *, examples: str = "", **options: Any) -> None:
+        super().__init__(formatter_class=_FormatterOfLines if examples else _Formatter, allow_abbrev=False, **options)
+        self.description = examples or self.description
 
     def parse_known_args(self, args=None, namespace=None):
         words = [word(each) for each in (sys.argv[1:] if args is None else args)]
@@ -58,12 +78,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, *names: str, note: str)
 
 def add_drawing_arguments(add: Callable[..., argparse.Action]) -> None:
     """Add the arguments for the model's dtype, precision and offloading to its group."""
-    add("--dtype", choices=DTYPES, help=f"model dtype; auto: bfloat16 on GPU, else float32 (default: {defaults.DTYPE})")
-    weights = "weight precision: int8 and fp8 use half the memory of 16 bits, fp8 also multiplies in 8 bits; "
-    weights += "'fastdiff verify' measures the error"
-    add("--precision", choices=PRECISIONS, help=f"{weights} (default: {defaults.PRECISION})")
-    offload = "keep each part of the model on the GPU only while it runs: less memory, same pictures"
-    add("--offload", action="store_true", help=offload)
+    dtypes = f"{', '.join(DTYPES)}; auto is bfloat16 on a GPU, else float32 (default: {defaults.DTYPE})"
+    add("--dtype", choices=DTYPES, metavar="NAME", help=dtypes)
+    weights = f"weights: {', '.join(PRECISIONS)}; int8 and fp8 halve the memory of 16 bits, fp8 also multiplies in 8 "
+    weights += f"bits; 'fastdiff verify' measures the error (default: {defaults.PRECISION})"
+    add("--precision", choices=PRECISIONS, metavar="NAME", help=weights)
+    add("--offload", action="store_true", help="keep each part on the GPU only while it runs: less memory")
 
 
 def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts: str, pictures: str) -> None:
@@ -71,26 +91,40 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
 
     `labels`, `prompts` and `pictures` are the defaults that the help shows for labels, prompts and `--num-images`.
     """
-    add = parser.add_argument_group("picture").add_argument
-    add("--label", action="append", help=f"label name or index; may be repeated (default: {labels})")
-    add("--prompt", action="append", help=f"text to draw; may be repeated (default: {prompts})")
+    parser.usage = f"{parser.prog} [options]"  # argparse's own has ten lines
+    add = parser.add_argument_group("what to draw").add_argument
+    add("--prompt", action="append", metavar="TEXT", help=f"text; may be repeated (default: {prompts})")
     add("--prompt-file", metavar="FILE", help="text file of more prompts, one per line; blank lines are skipped")
-    add("--negative-prompt", metavar="PROMPT", help="text that the pictures should avoid")
-    add("--num-images", type=int, metavar="N", help=f"pictures per label or prompt (default: {pictures})")
-    seeds = f"seed (picture i uses seed + i), list (1,2,5-10) or random; up to {MAX_SEED} (default: {defaults.SEED})"
+    add("--negative-prompt", metavar="TEXT", help="text that the pictures should avoid")
+    add("--label", action="append", help=f"name or index; may be repeated (default: {labels})")
+    add("--num-images", type=int, metavar="N", help=f"per label or prompt (default: {pictures})")
+    seeds = f"first seed, list such as 1,2,5-10, or random (default: {defaults.SEED})"
     add("-s", "--seed", help=seeds)
-    steps = f"denoising steps (default: the model's own, else {defaults.STEPS})"
-    add("--steps", "--num-inference-steps", dest="num_inference_steps", type=int, metavar="N", help=steps)
-    add("--scheduler", choices=SCHEDULERS, help="sampler (default: the model's own)")
-    noisy = " and ".join(name.upper() for name in ETAS)
-    add("--eta", type=float, help=f"noise of {noisy} steps, 0 to 1 (default: the model's own, else {defaults.ETA:g})")
-    guidance = "guidance scale; 1 is no guidance (default: the model's own, else 1)"
-    add("--cfg-scale", "--guidance", "--guidance-scale", dest="guidance_scale", type=float, help=guidance)
-    add("--clip-skip", type=int, metavar="N", help="skip the last N layers of the text encoder (default: 0)")
     for side in ("height", "width"):
         add(f"--{side}", type=int, metavar="PIXELS", help="(default: the model's training size)")
     add("--horizon", type=int, metavar="N", help="positions of a trajectory, for models that plan trajectories")
     add("--from", dest="source", metavar="FILE.png", help="reuse the settings in this PNG; other flags override them")
+    _add_sampling_arguments(parser)
+
+
+def add_scheduler_argument(add: Callable[..., argparse.Action]) -> None:
+    """Add `--scheduler`, whose names the help lists once."""
+    names = f"{', '.join(SCHEDULERS)} (default: the model's own)"
+    add("--scheduler", choices=SCHEDULERS, metavar="NAME", help=names)
+
+
+def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("sampling").add_argument
+    steps = f"denoising steps (default: the model's own, else {defaults.STEPS})"
+    add("--steps", "--num-inference-steps", dest="num_inference_steps", type=int, metavar="N", help=steps)
+    add_scheduler_argument(add)
+    noisy = " and ".join(name.upper() for name in ETAS)
+    eta = f"noise of {noisy} steps, 0 to 1 (default: the model's, else {defaults.ETA:g})"
+    add("--eta", type=float, metavar="X", help=eta)
+    guidance = "guidance scale; 1 is no guidance (default: the model's own, else 1)"
+    names_of_guidance = ("--cfg-scale", "--guidance", "--guidance-scale")
+    add(*names_of_guidance, dest="guidance_scale", type=float, metavar="X", help=guidance)
+    add("--clip-skip", type=int, metavar="N", help="skip the last N layers of the text encoder (default: 0)")
 
 
 def count(text: str) -> int:

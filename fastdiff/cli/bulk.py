@@ -30,6 +30,7 @@ FORMATS = ("png", "webdataset", "npz")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_picture_arguments(parser, labels="all of the model's", prompts="all of the model's examples", pictures="1")
     add = add_model_arguments(parser, "-m", "--model", note=f" (default: {defaults.MODEL})")
     add_drawing_arguments(add)
     size = "pictures per batch; does not change the pictures (default: depends on their size)"
@@ -38,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=_workers, metavar="N", help=workers)
     mixed = "allow workers with other GPUs or versions; bits may differ, and each shard's JSON has its fingerprint"
     add("--allow-mixed", action="store_true", help=mixed)
-    add_picture_arguments(parser, labels="all of the model's", prompts="all of the model's examples", pictures="1")
     _add_output_arguments(parser)
     parser.epilog = (
         "Run the same command again to resume an interrupted run. On several hosts: torchrun ... -m fastdiff bulk ..."

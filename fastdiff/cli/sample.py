@@ -30,6 +30,12 @@ _BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f}{unit} [{elapsed}<{remainin
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_picture_arguments(
+        parser,
+        labels=f"up to {COMMAND.labels}, evenly spaced",
+        prompts=f"up to {COMMAND.prompts} of the model's examples",
+        pictures=f"1 per --prompt, else {COMMAND.pictures} in all",
+    )
     add = add_model_arguments(
         parser, "-m", "--model", note=f" (default: {defaults.MODEL}, or {defaults.MODEL_OF_LABELS} with --label)"
     )
@@ -41,12 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=COMMAND.batch_size,
         metavar="N",
         help=f"pictures per batch (default: {COMMAND.batch_size})",
-    )
-    add_picture_arguments(
-        parser,
-        labels=f"up to {COMMAND.labels} of the model's, evenly spaced",
-        prompts=f"up to {COMMAND.prompts} of the model's examples",
-        pictures=f"1 per --prompt, else {COMMAND.pictures} in all",
     )
     _add_output_arguments(parser)
     parser.epilog = "A model's own defaults come from its fastdiff.json; 'fastdiff models NAME' prints them."
@@ -81,7 +81,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--explain",
         action="store_true",
-        help="draw nothing; print which kernel runs each operation of a step of the first batch, and why",
+        help="draw nothing; print which kernel runs each operation, and why",
     )
 
 

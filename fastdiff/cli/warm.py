@@ -3,12 +3,11 @@
 import argparse
 import json
 
-from fastdiff.cli.arguments import count
+from fastdiff.cli.arguments import add_scheduler_argument, count
 from fastdiff.cli.streams import printable, require_stdout, say
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
 from fastdiff.requests.request import DTYPES, PRECISIONS, Request
-from fastdiff.sampler_names import SCHEDULERS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--dtype", choices=DTYPES, help=f"model dtype; auto: bfloat16 (default: {defaults.DTYPE})")
     add("--precision", choices=PRECISIONS, help=f"weight precision (default: {defaults.PRECISION})")
-    add("--scheduler", choices=SCHEDULERS, help="sampler (default: the model's own)")
-    add("--cfg-scale", dest="guidance_scale", type=float, help="guidance scale; 1 is no guidance (default: as to draw)")
+    add_scheduler_argument(add)
+    add(
+        "--cfg-scale",
+        dest="guidance_scale",
+        type=float,
+        metavar="X",
+        help="guidance scale; 1 is no guidance (default: as to draw)",
+    )
     add("--json", action="store_true", help="print one JSON object per size and batch")
     parser.epilog = (
         "The kernels go to Triton's cache, $TRITON_CACHE_DIR (default: ~/.triton/cache). Keep this folder in the image "

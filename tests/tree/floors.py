@@ -36,6 +36,7 @@ REGISTRIES = (  # folders with one file for each plug-in; a single table or pars
     "fastdiff/samplers",
     "kernels",
     "kernels/device",
+    "tests/cli",
     "tests/kernels",
     "tests/samplers",
 )
