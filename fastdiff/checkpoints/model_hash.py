@@ -38,15 +38,21 @@ def begin_files_hash(card: ModelCard, variant: str | None) -> "Future[str]":
 
     Folders with equal files have equal hashes, wherever they are. The rest is as in `begin_hash`.
     """
+    paths = find_files(card, variant)
+    thread = ThreadPoolExecutor(1)
+    digits = thread.submit(_sha256_of_folder, card.folder, sorted(paths))
+    thread.shutdown(wait=False)
+    return digits
+
+
+def find_files(card: ModelCard, variant: str | None) -> set[Path]:
+    """Return the files of the model: weights, configs and vocabularies. InputError if weights are missing."""
     needed = hub.needed_folders(card.folder)
     folders = {card.folder, *needed.models, *needed.tokenizers, hub.component_folder(card.folder, "scheduler")}
     paths = {path for folder in folders for kind in _TEXTS for path in folder.glob(kind)}
     for folder, library in needed.models.items():
         paths |= {file.path for file in weight_files.find(folder, variant, library)}
-    thread = ThreadPoolExecutor(1)
-    digits = thread.submit(_sha256_of_folder, card.folder, sorted(paths))
-    thread.shutdown(wait=False)
-    return digits
+    return paths
 
 
 def _sha256_of_folder(root: Path, paths: Sequence[Path]) -> str:

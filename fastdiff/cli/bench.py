@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_file(path: Path) -> None:
     """Raise InputError unless `path` is free, or holds an earlier result."""
-    files.check([path], may_exist=True, flag="--json")
+    files.check([path], "--json")
     try:
         is_result = not path.exists() or {"format", "rows"} <= json.loads(path.read_bytes()).keys()
     except (OSError, ValueError, AttributeError):

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from fastdiff.runs.output import Output
 
 _BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f}{unit} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
+
+
+@dataclass
+class Written:
+    """The files that a run has written so far."""
+
+    pictures: list[Path] = field(default_factory=list)
+    grid: Path | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +70,9 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder, PNG file, or pattern with {seed} and {label} or {prompt} (default: outputs)",
     )
     either = group.add_mutually_exclusive_group().add_argument
-    either("--overwrite", action="store_true", help="replace existing files instead of failing")
+    either(
+        "--overwrite", action="store_true", help="replace existing files; without it, new ones are a-2.png, a-3.png ..."
+    )
     either(
         "--resume",
         action="store_true",
@@ -95,7 +105,6 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     from fastdiff.runs.drawing import Run, find_model
     from fastdiff.runs.notices import find_device_notices, find_notices
     from fastdiff.runs.output import Output
-    from fastdiff.runs.resuming import with_number_format
 
     start = time.perf_counter()
     if args.json or args.explain:
@@ -113,13 +122,13 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     if args.explain:
         notices.say(*find_notices(run))
         return _explain(run, load(), args.json)
-    if args.resume:
-        run = with_number_format(run, args.device)
-    output = Output.check(run, args.out, overwrite=args.overwrite, resume=args.resume, grid=args.grid)
-    lines = find_notices(run)
+    output = Output.check(
+        run, args.out, device=args.device, overwrite=args.overwrite, resume=args.resume, grid=args.grid
+    )
+    lines = find_notices(run) + output.notices()
     output.remove_abandoned()
     notices.say(*lines)
-    written: list[Path] = []
+    written = Written()
     CTRL_C.describe = lambda: f"\nfastdiff: interrupted; {_summary(run, output, written)}"  # below the progress bar
 
     def load_saying() -> "Pipeline":
@@ -128,7 +137,10 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
         return pipe
 
     _draw(run, output, load_saying, args.json, written)
-    say(f"{_summary(run, output, written)} in {time.perf_counter() - start:.1f} s")
+    if args.resume or output.missing or output.grid:
+        say(f"{_summary(run, output, written)} in {time.perf_counter() - start:.1f} s")
+    else:
+        say(_nothing_new(run, output))
     return 0
 
 
@@ -141,8 +153,8 @@ def _explain(run: "Run", pipe: "Pipeline", as_json: bool) -> int:
     return 0
 
 
-def _draw(run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json: bool, written: list[Path]) -> None:
-    """Draw and write the missing pictures, then the grid. Each completed path is appended to `written`."""
+def _draw(run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json: bool, written: Written) -> None:
+    """Draw and write the missing pictures, then the grid. Each completed path is added to `written`."""
     from tqdm import tqdm
 
     from fastdiff.runs.resuming import load_picture
@@ -161,7 +173,7 @@ def _draw(run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json:
         record = finished.record
         with CTRL_C.deferred():  # Ctrl-C must not separate a file from its line and its entry in `written`
             path = output.write(finished)
-            written.append(path)
+            written.pictures.append(path)
             if as_json:
                 with tqdm.external_write_mode():
                     print(_json_line(path, record), flush=True)
@@ -172,7 +184,7 @@ def _draw(run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json:
         _draw_missing(run, output, load(), keep)
     if output.grid and sheet.image:
         with CTRL_C.deferred():
-            written.append(output.write_grid(output.grid, sheet.image, run, record))
+            written.grid = output.write_grid(output.grid, sheet.image, run, record)
 
 
 def _draw_missing(run: "Run", output: "Output", pipe: "Pipeline", keep: Callable[["Finished"], None]) -> None:
@@ -209,11 +221,23 @@ def _json_line(path: Path, record: Mapping[str, Any]) -> str:
     return json.dumps(line | ({"trajectory": str(trajectory_path(path))} if "horizon" in record else {}))
 
 
-def _summary(run: "Run", output: "Output", written: Sequence[Path]) -> str:
-    pictures, count = [path for path in written if path != output.grid], len(output.missing)
+def _summary(run: "Run", output: "Output", written: Written) -> str:
+    pictures, count = written.pictures, len(output.missing)
     text = f"kept {len(output.kept)}, " if output.kept else ""
     text += f"wrote {count if len(pictures) == count else f'{len(pictures)} of {count}'}"
     text += f" {_things(run, count)}"
-    if pictures:
-        text += f" to {pictures[0] if len(pictures) == 1 else os.path.commonpath([p.parent for p in pictures]) or '.'}"
-    return text + (f" and a grid to {output.grid}" if output.grid in written else "")
+    text += f" to {_place(pictures)}" if pictures else ""
+    return text + (f" and a grid to {written.grid}" if written.grid else "")
+
+
+def _nothing_new(run: "Run", output: "Output") -> str:
+    count = len(output.paths)
+    if count == 1:
+        return f"{output.paths[0]} exists with these settings and was kept; --overwrite draws it again"
+    things = f"{count} {_things(run, count)} in {_place(output.paths)}"
+    return f"{things} exist with these settings and were kept; --overwrite draws them again"
+
+
+def _place(paths: Sequence[Path]) -> str:
+    """Return the path, or the folder of several."""
+    return str(paths[0]) if len(paths) == 1 else os.path.commonpath([path.parent for path in paths]) or "."

@@ -1,12 +1,14 @@
 """File names from a pattern, checked before the first picture is drawn, and writes that leave a whole file or none."""
 
+import contextlib
 import errno
+import itertools
 import os
 import re
 import stat
 import string
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -93,18 +95,22 @@ def grid_path(name: str) -> Path:
     return Path(name)
 
 
-def check(paths: Sequence[Path], may_exist: bool, flag: str = "-o", *, may_resume: bool = True) -> None:
-    """Raise InputError unless every path is free (or `may_exist`) and its folder takes files.
+def numbered(path: Path) -> Iterator[Path]:
+    """Yield `path`, and then the names of further files like it: a.png, a-2.png, a-3.png ..."""
+    yield path
+    for number in itertools.count(2):
+        yield path.with_stem(f"{path.stem}-{number}")
 
-    The message says which `flag` chooses another place. It mentions --resume if `may_resume`.
+
+def check(paths: Sequence[Path], flag: str = "-o") -> None:
+    """Raise InputError unless every path can be a file, and its folder takes files. A path may exist.
+
+    The message says which `flag` chooses another place.
     """
-    kept = " --resume keeps it if this run would draw the same picture," if may_resume else ""
     for path in paths:
         mode = _mode(path, flag)
         if mode is not None and stat.S_ISDIR(mode):
             raise InputError(f"{path} is a folder; choose another file with {flag}")
-        if not may_exist and (mode is not None or os.path.lexists(path)):
-            raise InputError(f"{path} already exists; --overwrite replaces it,{kept} {flag} chooses another place")
         if any(len(os.fsencode(part)) > 255 for part in path.parts):
             raise InputError(f"{path} cannot be written (a name in it is too long); choose another file with {flag}")
     for folder in {path.parent for path in paths}:
@@ -139,13 +145,17 @@ def _check_folder(folder: Path, flag: str) -> None:
 
 
 def write(path: Path, data: bytes, overwrite: bool) -> None:
-    """Write a file whole or not at all. Without `overwrite`, never replace one. OSError with a one-line message."""
+    """Write a file whole or not at all. OSError with a one-line message.
+
+    Without `overwrite`, FileExistsError if there is a file, even if another process just created it.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # the parent is a file: the next line fails
+            path.parent.mkdir(parents=True, exist_ok=True)
         with temporaries.holding(path.parent, data) as temporary:
             (os.replace if overwrite else rename_exclusive)(temporary, path)
     except FileExistsError:
-        raise OSError(f"{path} appeared during the drawing and was kept; draw again with another -o") from None
+        raise FileExistsError(f"{path} appeared during the drawing and was kept; choose another place") from None
     except OSError as error:
         raise OSError(f"cannot write {path} ({error.strerror}); free space, or choose another place with -o") from error
 

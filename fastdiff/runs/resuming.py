@@ -1,4 +1,4 @@
-"""The files that a resumed run keeps: those whose settings are the ones that the run would write itself.
+"""The files that a run keeps: those whose settings are the ones that the run would write itself.
 
 Neither the device nor the versions are compared: a run may continue on another machine or after an update, where the
 last bits may differ, and each PNG records what drew it. The dtype is compared.
@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastdiff.checkpoints.model_hash import find_files
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.requests.completion import Cell
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SHOWN = 3  # different settings in a message
+_UNSAID = {"precision": PRECISION}  # settings that a PNG leaves out if they have these values
+_OF_MACHINES = ("device", "versions")  # settings that are not compared
 
 
 def with_number_format(run: Run, device: str) -> Run:
@@ -53,9 +56,46 @@ def has_grid(run: Run, path: Path, columns: int) -> bool:
     """Return whether the grid of `run` exists. InputError for another file in its place."""
     if not os.path.lexists(path):
         return False
-    size = _size(run.size and sheet_size(len(run.cells), columns, run.size))
-    _read(path, run.request.as_record() | grid_settings(run) | size)
+    _read(path, _grid_settings(run, columns))
     return True
+
+
+def find_same(run: Run, path: Path, cell: Cell, since: int) -> dict[str, Any] | None:
+    """Return the settings of the picture at `path` if it is the picture of `cell`, written after `since`, else None."""
+    return _same(path, _cell_settings(run, cell), since)
+
+
+def is_same_grid(run: Run, path: Path, columns: int, since: int) -> bool:
+    """Return whether the file at `path` is the grid of `run`, written after `since`."""
+    return _same(path, _grid_settings(run, columns), since) is not None
+
+
+def last_change(run: Run) -> int:
+    """Return when a file of a local model was last changed, in nanoseconds, and 0 for other models.
+
+    The name of a hub model comes with its revision, so its settings say which weights drew a picture.
+    """
+    if not os.path.isdir(run.request.model):
+        return 0
+    return max(os.stat(file).st_mtime_ns for file in find_files(run.card, run.request.variant))
+
+
+def holds(path: Path, record: Mapping[str, Any]) -> bool:
+    """Return whether the PNG `path` has the settings `record`, whatever device and versions drew it."""
+    try:
+        return not _differing(png.read_settings(path), {k: v for k, v in record.items() if k not in _OF_MACHINES})
+    except InputError:
+        return False
+
+
+def _same(path: Path, expected: Mapping[str, Any], since: int) -> dict[str, Any] | None:
+    """Return the settings in the PNG `path`, or None if they differ or it is older than `since`."""
+    try:
+        record = png.read_settings(path)
+    except InputError:
+        return None
+    is_current = not _differing(record, expected) and os.stat(path).st_mtime_ns >= since
+    return _without_schema(record) if is_current else None
 
 
 def grid_settings(run: Run) -> dict[str, Any]:
@@ -75,7 +115,12 @@ def load_picture(path: Path, record: Mapping[str, Any]) -> "Image":
             image.load()
             return image
     except (OSError, SyntaxError, ValueError, KeyError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path} is damaged ({error}); remove it, or give --overwrite instead of --resume") from None
+        raise InputError(f"{path} is damaged ({error}); remove it, or draw it again with --overwrite") from None
+
+
+def _grid_settings(run: Run, columns: int) -> dict[str, Any]:
+    size = _size(run.size and sheet_size(len(run.cells), columns, run.size))
+    return run.request.as_record() | grid_settings(run) | size
 
 
 def _cell_settings(run: Run, cell: Cell) -> dict[str, Any]:
@@ -95,14 +140,21 @@ def _read(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
         record = png.read_settings(path)
     except InputError as error:
         raise InputError(f"--resume: {error}; {remedy}") from None
-    unsaid = {"precision": PRECISION}
-    expected, found = unsaid | dict(expected), unsaid | record
-    wrong = [name for name, value in expected.items() if name not in found or found[name] != value]
+    wrong = _differing(record, expected)
     if wrong:
-        differences = ", ".join(
-            f"{name} {_shown(found.get(name))}, not {_shown(expected[name])}" for name in wrong[:_SHOWN]
-        )
-        raise InputError(f"{path} was drawn with {differences}; {remedy}")
+        found, expected = _UNSAID | record, _UNSAID | dict(expected)
+        differences = [f"{name} {_shown(found.get(name))}, not {_shown(expected[name])}" for name in wrong[:_SHOWN]]
+        raise InputError(f"{path} was drawn with {', '.join(differences)}; {remedy}")
+    return _without_schema(record)
+
+
+def _differing(record: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """Return the names of the `expected` settings that a picture's `record` lacks, or has with other values."""
+    expected, found = _UNSAID | dict(expected), _UNSAID | dict(record)
+    return [name for name, value in expected.items() if name not in found or found[name] != value]
+
+
+def _without_schema(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name != "schema"}
 
 

@@ -62,7 +62,7 @@ def serving(
     creates no share link.
     """
     port = _free_port(host, port)
-    check([outputs / "picture.png"], may_exist=True, flag="--outputs", may_resume=False)
+    check([outputs / "picture.png"], flag="--outputs")
     is_shared = share or bool(users or allow_hosts) or is_reached_by_others(host)
     store = Store(outputs, limits.kept if is_shared else None, limits.visitors)
     remove_abandoned(store)

@@ -117,7 +117,7 @@ def test_what_is_no_picture_of_ours_is_refused(here, tmp_path, refused):
     refused(here(*args), r"--resume: a\.png cannot be read as a PNG \(it is truncated\)")
     pixels = whole.index(b"IDAT") + 40
     (tmp_path / "a.png").write_bytes(whole[:pixels] + bytes(40) + whole[pixels + 40 :])
-    refused(here(*args, "--grid"), r"a\.png is damaged .*; remove it, or give --overwrite")
+    refused(here(*args, "--grid"), r"a\.png is damaged .*; remove it, or draw it again with --overwrite")
 
 
 def test_a_picture_without_one_of_its_settings_is_refused(here, tmp_path, refused):

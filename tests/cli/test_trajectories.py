@@ -54,12 +54,19 @@ def test_from_plans_one_again_and_flags_win(here, planner, tmp_path):
     assert done.returncode == 0 and "horizon" not in png.read_settings(tmp_path / "emoji.png"), done.stderr
 
 
-def test_files_that_exist_are_kept_without_overwrite(here, planner, tmp_path, refused):
+def test_files_that_exist_are_kept_without_overwrite(here, planner, tmp_path, files):
     args = ["sample", "-m", planner, "--horizon", 16, "--steps", 1, "--num-images", 1]
     (tmp_path / "outputs").mkdir()
     (tmp_path / "outputs" / "0.npy").write_text("mine")
-    # The message must not suggest --resume, which planners refuse.
-    refused(here(*args), r"outputs/0\.npy already exists; --overwrite replaces it, -o chooses another place")
+    done = here(*args)
+    assert done.returncode == 0 and "wrote 1 trajectory to outputs/0-2.png" in done.stderr
+    assert files(tmp_path / "outputs") == ["0-2.npy", "0-2.png", "0.npy"]
+    done = here(*args)
+    assert (
+        done.stderr == "fastdiff: outputs/0-2.png exists with these settings and was kept; --overwrite draws it again\n"
+    )
+    (tmp_path / "outputs" / "0-2.npy").unlink()
+    assert "wrote 1 trajectory to outputs/0-3.png" in here(*args).stderr, "a plot alone is not the trajectory"
     assert (tmp_path / "outputs" / "0.npy").read_text() == "mine"
     assert here(*args, "--overwrite").returncode == 0
     assert np.load(tmp_path / "outputs" / "0.npy").shape == (14, 16)

@@ -1,6 +1,7 @@
 """File names, the checks before drawing, and writes that leave a whole file or none."""
 
 import errno
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -67,7 +68,7 @@ def test_paths_names_every_picture_in_order(tmp_path):
     cells = [Cell(1, 0, "a b"), Cell(2, 0, "a b"), Cell(1, 4, 4)]
     paths = files.picture_paths(f"{tmp_path}/new/{{label}}-{{seed:03d}}.png", cells, ["a-b", "a-b", "class4"])
     assert [path.name for path in paths] == ["a-b-001.png", "a-b-002.png", "class4-001.png"]
-    files.check(paths, may_exist=False)
+    files.check(paths)
     assert not (tmp_path / "new").exists(), "a check creates nothing"
 
 
@@ -81,18 +82,9 @@ def test_paths_refuses_two_pictures_of_one_name(tmp_path, pattern, names):
         files.picture_paths(f"{tmp_path}/{pattern}", [Cell(1, 0, "x"), Cell(1, 1, "y")], names)
 
 
-def test_an_existing_file_is_refused_unless_it_may_be_there(tmp_path):
-    path = tmp_path / "1.png"
-    path.write_bytes(b"old")
-    with pytest.raises(InputError, match="already exists; --overwrite replaces it, --resume keeps it"):
-        files.check([path], may_exist=False)
-    files.check([path], may_exist=True)
-
-
-def test_a_dangling_link_is_refused(tmp_path):
-    (tmp_path / "1.png").symlink_to(tmp_path / "nowhere.png")
-    with pytest.raises(InputError, match="already exists"):
-        files.check([tmp_path / "1.png"], may_exist=False)
+def test_names_are_numbered_from_two_on():
+    names = itertools.islice(files.numbered(Path("a/b.c.PNG")), 3)
+    assert [str(name) for name in names] == ["a/b.c.PNG", "a/b.c-2.PNG", "a/b.c-3.PNG"]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +114,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, where, reason):
     (tmp_path / "file").touch()
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(InputError, match=reason):
-        files.check([tmp_path / where], may_exist=True)
+        files.check([tmp_path / where])
     assert sorted(os.listdir(tmp_path)) == ["file", "folder.png"]
 
 
@@ -130,14 +122,14 @@ def test_what_cannot_be_written_is_refused(tmp_path, where, reason):
 def test_a_name_that_the_locale_has_no_letters_for(tmp_path):
     """A name from a prompt or label, in a locale other than UTF-8. No locale can encode half a surrogate pair."""
     with pytest.raises(InputError, match=r"file names are .* in this locale.*; set a UTF-8 locale, or choose"):
-        files.check([tmp_path / "\ud800.png"], may_exist=True)
+        files.check([tmp_path / "\ud800.png"])
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="permission bits do not bind root")
 def test_a_read_only_folder_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(InputError, match="Permission denied"):
-        files.check([tmp_path / "1.png"], may_exist=False)
+        files.check([tmp_path / "1.png"])
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
