@@ -1,7 +1,7 @@
 """All defaults: what to draw, and how, where a request leaves it open.
 
-A request overrides the model's fastdiff.json, which overrides the constants here. The command, the page and
-`Pipeline.stream` differ only in their `Defaults`. Imports no torch.
+A request overrides the model's fastdiff.json, which overrides the constants here. The command and the page draw a model
+with the same steps, scheduler and guidance. They and `Pipeline.stream` differ only in their `Defaults`. Imports no torch.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +20,6 @@ SEED = 0
 SCHEDULER = "ddim"  # what the page shows for a folder whose own scheduler fastdiff does not have
 STEPS = 50  # as in diffusers' DDIMPipeline and DiTPipeline
 VERIFICATION_STEPS = 4  # covers each kind of step: first, middle and last
-CPU_STEPS = 20  # on the page: a first picture on a CPU should take seconds
 ETA = 0.0  # as in diffusers' DDIMPipeline and StableDiffusionPipeline, which also pass it to TCD
 USE_CLIPPED_MODEL_OUTPUT = False  # as in diffusers' DDIMPipeline, where None means False
 GUIDANCE_SCALE = 1.0  # unguided
@@ -35,7 +34,6 @@ class Defaults:
     pictures: int  # over all labels or prompts, at least one each
     batch_size: int | None  # None: all pictures in one batch
     ddpm_steps: int | None = STEPS  # None: all training steps
-    most_steps: int | None = None  # caps the model's own steps
     most_pictures: int = 50_000  # per run
 
 
@@ -43,7 +41,7 @@ EVERY = 2**31  # labels or prompts: more than any model has
 COMMAND = Defaults(labels=4, prompts=4, pictures=4, batch_size=8)
 BULK = Defaults(labels=EVERY, prompts=EVERY, pictures=1, batch_size=None, most_pictures=1_000_000)
 PAGE = Defaults(labels=1, prompts=1, pictures=1, batch_size=16)
-PAGE_ON_CPU = replace(PAGE, batch_size=2, most_steps=CPU_STEPS)
+PAGE_ON_CPU = replace(PAGE, batch_size=2)
 # In Python, a DDPM folder runs all training steps, as in diffusers' DDPMPipeline. A user of `fastdiff sample` waits for
 # the pictures, and 50 steps show what the model can do.
 LIBRARY = Defaults(labels=0, prompts=0, pictures=1, batch_size=None, ddpm_steps=None)
@@ -105,7 +103,7 @@ def complete_sampling(asked: SamplingOptions, model: ModelFacts, defaults: Defau
     eta = ETA if scheduler is None or is_ddim or model.reads_text else ETAS.get(scheduler)
     own_eta = info.eta if is_ddim or scheduler == info.scheduler else None
     steps = info.num_inference_steps or (defaults.ddpm_steps if is_ddpm else STEPS) or model.num_train_timesteps
-    steps = min(steps, model.num_train_timesteps, defaults.most_steps or steps)
+    steps = min(steps, model.num_train_timesteps)
     guidable = model.reads_text or (labelled and info.null_label is not None)
     guidance_scale = info.guidance_scale if guidable else None
     return Sampling(

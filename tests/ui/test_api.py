@@ -78,14 +78,14 @@ def test_models(client):
     assert found["emoji64"]["size"] == [64, 64]
     assert "noto birds" in found["emoji64"]["labels"]
     assert found["emoji64"]["label_groups"]["noto smileys"][0] == "noto hearts"
-    assert found["emoji64"]["steps"] == 20
+    assert found["emoji64"]["steps"] == 50
     assert found["./plain/tiny"] == {
         "name": "./plain/tiny",
         "size": [16, 16],
         "labels": [],
         "reads_text": False,
         "label_groups": {},
-        "steps": 20,
+        "steps": 50,
         "scheduler": "ddpm",
         "guidance_scale": None,
     }

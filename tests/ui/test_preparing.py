@@ -84,7 +84,7 @@ def test_what_is_left_out_is_the_models_choice(engine):
 def test_an_empty_prompt_is_one(engine):
     run = prepare(UncheckedRequest(model="./text/sd1", prompt=""), engine, LIMITS)
     assert [cell.prompt for cell in run.cells] == [""]
-    assert (run.request.guidance_scale, run.request.num_inference_steps, run.request.scheduler) == (7.5, 20, "pndm")
+    assert (run.request.guidance_scale, run.request.num_inference_steps, run.request.scheduler) == (7.5, 50, "pndm")
     assert run.size == (16, 16)
 
 

@@ -153,14 +153,14 @@ class SamplingControls(Controls):
     def fit(
         self, catalogue: Catalogue, cards: tuple[ModelCard, ModelCard], limits: Limits, data: Mapping[Component, Any]
     ) -> Updates:
-        """Fit the controls to `cards[1]`: its defaults, with the user's changes if `cards[0]` is alike."""
+        """Fit the controls to `cards[1]`: its defaults, except where the user changed a default of `cards[0]`."""
         before, card = cards
         defaults = self.properties(catalogue, before, limits)
         values = {name: data[getattr(self, name)] for name in defaults}
         changed = {name: value for name, value in values.items() if value != defaults[name]["value"]}
         if "steps" in changed:
             changed["num_inference_steps"] = changed.pop("steps")
-        return self.updates(self.properties(catalogue, card, limits, changed if are_alike(before, card) else None))
+        return self.updates(self.properties(catalogue, card, limits, changed))
 
     def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
         """Return the UncheckedRequest fields of these controls. Options that the model does not have are None."""

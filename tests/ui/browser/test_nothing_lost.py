@@ -44,7 +44,7 @@ def test_touching_a_model_of_a_comparison_keeps_its_settings(page):
         page.keyboard.press("Tab")
     page.wait_for_timeout(1000)
     assert page.get_by_label("Style", exact=True).locator("visible=true").input_value() == "noto"
-    assert [steps.nth(i).input_value() for i in (0, 1)] == ["20", "7"]
+    assert [steps.nth(i).input_value() for i in (0, 1)] == ["50", "7"]
 
 
 def test_another_model_of_the_same_labels_keeps_what_was_set(page):

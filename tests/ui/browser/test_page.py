@@ -236,7 +236,7 @@ def test_an_example_that_is_clicked_while_a_run_goes_on_is_drawn_after_it(page, 
 def test_compare(page, tmp_path):
     page.get_by_role("tab", name="Compare").click()
     steps = page.get_by_label("number input for Steps").locator("visible=true")
-    assert [steps.nth(i).input_value() for i in (0, 1)] == ["20", "10"]
+    assert [steps.nth(i).input_value() for i in (0, 1)] == ["50", "25"]
     for i, count in enumerate((1, 3)):
         steps.nth(i).fill(str(count))
     page.get_by_role("button", name="Compare", exact=True).click()

@@ -222,8 +222,3 @@ def test_a_folder_of_the_process_is_no_hub_id(card_folder, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="is unknown"):
         Catalogue(None, allow_hub=True).card(os.path.join("org", "name"))
-
-
-def test_a_cpu_takes_fewer_steps(catalogue):
-    assert catalogue.default_sampling(catalogue.card("emoji64")).num_inference_steps == 20
-    assert catalogue.default_sampling(catalogue.card("./plain/tiny")).num_inference_steps == 20

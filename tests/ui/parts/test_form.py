@@ -6,6 +6,9 @@ import gradio as gr
 import pytest
 from gradio.components import Component
 
+from fastdiff.requests.completion import complete
+from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.request import Request
 from fastdiff.ui.parts.form import DrawForm, Form
 from fastdiff.ui.parts.request import Limits
 
@@ -39,7 +42,7 @@ def test_each_side_asks_for_its_own_model_and_half_the_steps(build):
     first, second = (form.request(data, side) for side in (0, 1))
     assert (first.model, second.model) == ("emoji64", "./plain/tiny")
     assert first.label and second.label is None, "the labels belong to A's model"
-    assert (first.seed, second.seed, first.steps, second.steps) == (5, 5, 20, 10)
+    assert (first.seed, second.seed, first.steps, second.steps) == (5, 5, 50, 25)
     assert second.width == 24 != first.width
 
 
@@ -80,3 +83,20 @@ def test_an_axis_of_labels_stays_for_a_model_of_the_same_labels_only(build):
     typed = {form.axes.x: "label", form.axes.x_values: "noto birds"}
     kept, lost = (form.fit(values(form) | typed | {form.model: name}) for name in ("emoji64-dit", "./cats"))
     assert kept[form.axes.x]["value"] == "label" and lost[form.axes.x]["value"] == ""
+
+
+def test_another_model_brings_its_own_settings_except_what_the_user_changed(build, catalogue):
+    form = build(DrawForm)
+    sampling = form.sides[0].sampling
+    fitted = form.fit(values(form) | {form.model: "./text/sd1"})
+    assert (fitted[sampling.scheduler]["value"], fitted[sampling.guidance_scale]["value"]) == ("pndm", 7.5)
+    changed = form.fit(values(form) | {form.model: "./text/sd1", sampling.steps: 7, sampling.guidance_scale: 2})
+    assert [changed[getattr(sampling, name)]["value"] for name in ("steps", "guidance_scale")] == [7, 2]
+    assert changed[sampling.scheduler]["value"] == "pndm"
+
+
+def test_the_page_and_the_command_draw_a_model_with_the_same_settings(catalogue):
+    for card in catalogue.cards():
+        page = catalogue.default_sampling(card)
+        command, _ = complete(Request(prompt=("",) if card.reads_text else ()), card, COMMAND)
+        assert vars(page).items() <= vars(command).items(), card.name
