@@ -21,6 +21,11 @@ def import_scipy_stats(purpose: str) -> ModuleType:
     return _imported("scipy.stats", purpose, "scipy")
 
 
+def import_sd_parsers(purpose: str) -> ModuleType:
+    """Import sd_parsers. The InputError for a missing package names `purpose` and the remedy."""
+    return _imported("sd_parsers", purpose, "'fastdiff[ui]'")
+
+
 def _imported(name: str, purpose: str, wanted: str) -> ModuleType:
     try:
         return import_module(name)

@@ -1,6 +1,6 @@
 """The Draw tab: the form, progress with a live preview, Cancel, and the pictures of the run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
+from fastdiff.requests.foreign import Foreign
 from fastdiff.requests.request import AXES
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.notices import find_notices
@@ -177,7 +178,7 @@ class DrawTab:
         return self._fill(record, f"seed {record['seed']}" if is_single else chosen.path.name)
 
     def restore(self, data: Mapping[Component, Any]) -> Updates:
-        """Fill the form with the settings inside an uploaded PNG, and delete the upload."""
+        """Fill the form with the settings inside an uploaded picture, and delete the upload."""
         try:
             path = uploaded_path(data[self.upload])
             try:
@@ -188,24 +189,43 @@ class DrawTab:
         except PROBLEMS as error:
             return {self.status: problem(error), self.upload: None}
         if foreign:
-            return self._fill_foreign(*foreign, path.name, data) | {self.upload: None}
+            return self._fill_foreign(foreign, path.name, data) | {self.upload: None}
         return self._fill(record, path.name) | {self.upload: None}
 
-    def _fill_foreign(
-        self, values: Mapping[str, Any], rest: Sequence[str], name: str, data: Mapping[Component, Any]
-    ) -> Updates:
-        """Fill the form with each value of another tool that the model accepts. The status line names the others."""
+    def _fill_foreign(self, foreign: Foreign, name: str, data: Mapping[Component, Any]) -> Updates:
+        """Fill the form with each value of another tool that the model accepts. The status line names the others.
+
+        A prompt that the chosen model cannot read chooses a model that reads text.
+        """
         try:
             asked = self.form.request(data)
-            card = self.engine.catalogue.card(asked.model)
-            asked, taken = _fit(asked, card, values, self.prepare)
+            before = self.engine.catalogue.card(asked.model)
+            asked, card = self._with_reader(asked, before, foreign)
+            asked, taken = _fit(asked, card, foreign.values, self.prepare)
             updates = self.form.show_request(card, asked)
         except PROBLEMS as error:
             return {self.status: problem(error)}
-        left = [*(field_name(key) for key in values if key not in taken), *rest]
-        said = f"Loaded from {name} (made by another tool): {', '.join(map(field_name, taken)) or 'nothing'}"
+        left = [*(field_name(key) for key in foreign.values if key not in taken), *foreign.lacking]
+        said = f"Loaded from {name} (made by {foreign.tool}): {', '.join(map(field_name, taken)) or 'nothing'}"
+        said += f"; chose {card.name}, because {before.name} reads no prompts" if card.name != before.name else ""
         said += f"; not supported by {card.name}: {', '.join(left)}" if left else ""
-        return updates | {self.status: note(said)}
+        return updates | {self.examples: fit_examples(card), self.status: note(said)}
+
+    def _with_reader(
+        self, asked: UncheckedRequest, card: ModelCard, foreign: Foreign
+    ) -> tuple[UncheckedRequest, ModelCard]:
+        """Return the request, for a model that reads text if `foreign` has a prompt that `card` has not as a label.
+
+        Of several such models, the one with the nearest size is chosen.
+        """
+        prompt, sides = foreign.values["prompt"], (foreign.values.get("width", 0), foreign.values.get("height", 0))
+        readers = [each for each in self.engine.catalogue.cards() if each.reads_text]
+        if card.reads_text or not prompt or LabelPickers.offers(card, prompt) or not readers:
+            return asked, card
+        area = sides[0] * sides[1]
+        reader = min(readers, key=lambda each: abs(area - (each.size[0] * each.size[1] if each.size else 0)))
+        counts = {"num_images": asked.num_images, "batch_size": asked.batch_size, "seed": asked.seed}
+        return UncheckedRequest(model=reader.name, prompt="", **counts), reader
 
     def _fill(self, record: Mapping[str, Any], name: str) -> Updates:
         try:

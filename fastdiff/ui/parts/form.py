@@ -210,4 +210,5 @@ class DrawForm(Form):
     def show_request(self, card: ModelCard, request: UncheckedRequest) -> Updates:
         """Fit the form to `card`, and fill in a valid request. A label that is not on offer becomes the first one."""
         label = request.label if LabelPickers.offers(card, request.label) else None
-        return self.show(card, vars(request) | {"num_inference_steps": request.steps, "label": label})
+        chosen = {name: value for name, value in vars(request).items() if value is not None}
+        return self.show(card, chosen | {"num_inference_steps": request.steps, "label": label})

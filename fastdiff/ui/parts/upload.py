@@ -1,6 +1,5 @@
-"""Read settings from a PNG that is dropped onto the page, made by fastdiff or by another tool."""
+"""Read settings from a picture that is dropped onto the page, made by fastdiff or by another tool."""
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,35 +7,29 @@ from typing import Any, TypeVar
 import gradio as gr
 
 from fastdiff.errors import InputError
-from fastdiff.requests import png
+from fastdiff.requests import foreign, png
+from fastdiff.requests.foreign import Foreign
 from fastdiff.requests.request import AXES, Request
-from fastdiff.sampler_names import SCHEDULERS
 from fastdiff.ui.parts.axes import Axes
 from fastdiff.ui.parts.request import Limits
 
 T = TypeVar("T")
 _HEADER = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # width and height follow
-_SETTING = re.compile(r'\s*([^:,]+):\s*("(?:\\.|[^\\"])*"|[^,]*)(?:,|$)')
-_SCHEDULERS = {png.sampler_name(name): name for name in SCHEDULERS}
-_VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {  # settings of other tools, with our names and converters
-    "Steps": ("steps", int),
-    "CFG scale": ("guidance_scale", float),
-    "Seed": ("seed", int),
-    "Clip skip": ("clip_skip", lambda text: int(text) - 1),  # other tools count from 1, which uses all layers
-}
-_PLAIN = ("", "automatic", "normal")  # schedule types that mean the default
-_SAID = ("Size", "Schedule type")  # read as width and height, and with the sampler
+_TYPES = (".png", ".jpg", ".jpeg", ".webp")
+_REMEDY = "drop a PNG, JPEG or WebP picture that holds its settings"
 
 
 def build_upload() -> gr.File:
-    return gr.File(label="Drop a PNG anywhere to load its settings", file_types=[".png"], height=140, elem_id="upload")
+    return gr.File(
+        label="Drop a picture anywhere to load its settings", file_types=[*_TYPES], height=140, elem_id="upload"
+    )
 
 
 def uploaded_path(payload: Any) -> Path:
     """Return the uploaded file. Raises InputError for anything else, such as a link or another file of the server."""
     name = payload.get("path") if isinstance(payload, dict) else None
     if not isinstance(name, str) or "\0" in name:
-        raise InputError("upload: drop a PNG file")
+        raise InputError("upload: drop a PNG, JPEG or WebP file")
     folder, path = Path(gr.utils.get_upload_folder()).resolve(), Path(name)
     if path.resolve() != path or path.parent.parent != folder or not path.is_file():
         raise InputError("upload: this file was not uploaded, or was deleted; drop it again")
@@ -63,17 +56,30 @@ def form_settings(record: Mapping[str, Any], name: str, limits: Limits) -> dict[
     return request.as_record() | _one_picture(request, record, name, limits) | axes
 
 
-def read_foreign(path: Path, limits: Limits) -> tuple[dict[str, Any], list[str]] | None:
-    """Return the values that another tool wrote into the PNG `path`, and the names of settings that fastdiff lacks.
+def read_foreign(path: Path, limits: Limits) -> Foreign | None:
+    """Return the settings that another tool wrote into a picture; None for a PNG that fastdiff wrote.
 
-    Returns None for any other file. Raises InputError like `read_record`.
+    Raises InputError, with the name of the file, if it is no picture, or is damaged, or holds no settings.
     """
-    text = _read(path, limits, png.read_text)
-    return None if "fastdiff" in text or "parameters" not in text else parse_parameters(text["parameters"])
+    return _read(path, limits, lambda path: _foreign(path, limits))
+
+
+def _foreign(path: Path, limits: Limits) -> Foreign | None:
+    with path.open("rb") as file:
+        is_png = file.read(len(_HEADER)).startswith(_HEADER)
+    if is_png and "fastdiff" in png.read_text(path):
+        return None
+    found = foreign.read(path, _most_pixels(limits))
+    if found is None:
+        raise InputError(
+            f"{path.name} holds no settings that fastdiff knows; drop the file that the tool wrote, because editors "
+            "and websites remove settings"
+        )
+    return found
 
 
 def _read(path: Path, limits: Limits, read: Callable[[Path], T]) -> T:
-    """Call `read` on a PNG that is not larger than the page's own. Its errors name the file without its folder."""
+    """Call `read` on a picture that is not larger than the page's own. Its errors name the file without its folder."""
     try:
         _check_header(path, limits)
         return read(path)
@@ -82,15 +88,21 @@ def _read(path: Path, limits: Limits, read: Callable[[Path], T]) -> T:
 
 
 def _check_header(path: Path, limits: Limits) -> None:
+    """Refuse what is no PNG, JPEG or WebP, and a PNG that is too large. `foreign.read` checks the others."""
     with path.open("rb") as file:
         header = file.read(len(_HEADER) + 8)
+    if header.startswith(b"\xff\xd8\xff") or (header[:4], header[8:12]) == (b"RIFF", b"WEBP"):
+        return
     sides = header[len(_HEADER) :]
     if not header.startswith(_HEADER) or len(sides) < 8:
-        raise InputError(f"{path.name} is not a PNG file; drop a picture that was made here")
+        raise InputError(f"{path.name} is not a PNG, JPEG or WebP file; {_REMEDY}")
     width, height = (int.from_bytes(part, "big") for part in (sides[:4], sides[4:]))
-    most = 2 * limits.pictures * limits.side**2  # a sheet has room for captions
-    if width * height > most:
-        raise InputError(f"{path.name} is too large ({width}x{height} pixels); drop a picture that was made here")
+    if width * height > _most_pixels(limits):
+        raise InputError(f"{path.name} is too large ({width}x{height} pixels); drop a smaller picture")
+
+
+def _most_pixels(limits: Limits) -> int:
+    return 2 * limits.pictures * limits.side**2  # a sheet has room for captions
 
 
 def _one_picture(request: Request, record: Mapping[str, Any], name: str, limits: Limits) -> dict[str, Any]:
@@ -108,38 +120,3 @@ def _one_picture(request: Request, record: Mapping[str, Any], name: str, limits:
         is_run = count <= limits.pictures and list(seeds) == [int(seeds[0]) + i for i in range(count)]
         subject |= {"num_images" if is_run else "grid_of": count}
     return {"seed": seeds[0], **subject, **size}
-
-
-def parse_parameters(text: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the values in the text that AUTOMATIC1111 and similar tools write into a PNG, and unknown settings' names.
-
-    The values are named as in UncheckedRequest. The text is the prompt, the negative prompt, and a line of settings
-    that begins with Steps.
-    """
-    before, steps, line = text.rpartition("Steps: ")
-    if not steps:
-        before, line = text, ""
-    prompt, _, negative = before.partition("Negative prompt:")
-    settings = {name.strip(): value.strip().strip('"') for name, value in _SETTING.findall(steps + line)}
-    values: dict[str, Any] = {"prompt": prompt.strip()}
-    values |= {"negative_prompt": negative.strip()} if negative.strip() else {}
-    rest = [name for name in settings if name not in (*_VALUES, *_SAID, "Sampler")]
-    for name, (key, kind) in _VALUES.items():
-        if name in settings:
-            try:
-                values[key] = kind(settings[name])
-            except ValueError:
-                rest.append(name)
-    if "Sampler" in settings:
-        values["scheduler"] = _scheduler(settings["Sampler"], settings.get("Schedule type", ""))
-    if size := re.fullmatch(r"(\d{1,5})x(\d{1,5})", settings.get("Size", "")):
-        values |= {"width": int(size[1]), "height": int(size[2])}
-    return values, rest
-
-
-def _scheduler(sampler: str, schedule_type: str) -> str:
-    """Return our name of the scheduler, or the other tool's name if there is none."""
-    if sampler.endswith(" Karras"):  # older versions append the schedule type to the sampler
-        sampler, schedule_type = sampler.removesuffix(" Karras"), "Karras"
-    kind = None if schedule_type.lower() in _PLAIN else schedule_type
-    return _SCHEDULERS.get((sampler, kind), " ".join(filter(None, [sampler, kind])))

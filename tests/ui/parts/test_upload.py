@@ -13,6 +13,7 @@ from fastdiff.requests import png
 from fastdiff.ui.drawing import draw, prepare
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.parts.upload import build_upload, read_record, uploaded_path
+from tests.requests.foreign_pictures import exif_picture, png_picture
 
 LIMITS = Limits()
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -115,7 +116,6 @@ def test_a_grid_of_prompts_gives_its_first_picture(upload):
     ("data", "message"),
     [
         pytest.param(b"", "is not a PNG", id="empty"),
-        pytest.param(b"\xff\xd8\xff\xe0JFIF", "is not a PNG", id="JPEG"),
         pytest.param(b"GIF89a", "is not a PNG", id="GIF"),
         pytest.param(b"<svg onload='alert(1)'/>", "is not a PNG", id="SVG"),
         pytest.param(b"SIMPLE  =                    T", "is not a PNG", id="FITS"),
@@ -198,8 +198,8 @@ def test_a_session_picture_is_no_upload(upload_folder):
         uploaded_path({"path": str(picture)})
 
 
-def test_the_upload_takes_png_names_only():
-    assert build_upload().file_types == [".png"]
+def test_the_upload_takes_pictures_only():
+    assert build_upload().file_types == [".png", ".jpg", ".jpeg", ".webp"]
 
 
 def test_png_reader_and_header_check_agree_on_ours(upload, engine):
@@ -247,30 +247,57 @@ def test_what_the_page_says_of_a_restored_picture(visit, change, message):
     assert message in "".join(map(str, result["output"]["data"]))
 
 
+def restored(page, data: bytes, name: str = "theirs.png") -> str:
+    """Drop a file onto the page, and return all new values as a text."""
+    (path,) = page.http.post("/gradio_api/upload", files={"files": (name, data)}).json()
+    result = page.restore({"path": path, "meta": {"_type": "gradio.FileData"}})
+    assert result["success"]
+    return "".join(map(str, result["output"]["data"]))
+
+
+SETTINGS = "Steps: 7, Sampler: {}, CFG scale: 2.5, Seed: 99, Size: {}, Denoising strength: 0.4"
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
         pytest.param(
-            "a cat\nNegative prompt: blurry\n"
-            "Steps: 7, Sampler: Euler a, CFG scale: 2.5, Seed: 99, Size: 64x72, Model: x",
-            "Loaded from theirs.png (made by another tool): Steps, Guidance, Seed, Scheduler, Width, Height; "
-            "not supported by emoji64: Prompt, Negative prompt, Model<",
+            f"the cat\nNegative prompt: blurry\n{SETTINGS.format('Euler a', '64x72')}",
+            "Loaded from theirs.png (made by AUTOMATIC1111): Prompt, Negative prompt, Steps, Guidance, Seed, Width, "
+            "Height, Scheduler; chose ./text/sd1, because emoji64 reads no prompts; "
+            "not supported by ./text/sd1: Denoising strength<",
             id="a prompt",
         ),
         pytest.param(
-            "noto birds\nSteps: 7, Sampler: DPM adaptive, Seed: 99, Size: 63x64",
-            "Loaded from theirs.png (made by another tool): Prompt, Steps, Seed, Height; "
-            "not supported by emoji64: Scheduler, Width<",
-            id="unknown label, sampler and size",
+            f"noto birds\n{SETTINGS.format('DPM adaptive', '63x64')}",
+            "Loaded from theirs.png (made by AUTOMATIC1111): Prompt, Steps, Guidance, Seed, Height; "
+            "not supported by emoji64: Width, Scheduler, Denoising strength<",
+            id="a label, an unknown sampler and an odd size",
         ),
-        pytest.param(
-            "", "Loaded from theirs.png (made by another tool): nothing; not supported by emoji64: Prompt<", id="empty"
-        ),
+        pytest.param("a cat", "theirs.png holds no settings that fastdiff knows; drop the file that", id="no settings"),
     ],
 )
 def test_a_png_of_another_tool_fills_what_it_can_and_says_what_it_could_not(visit, parameters, message):
-    page = visit()
-    data = header() + chunk(b"tEXt", b"parameters\0" + parameters.encode()) + END
-    (path,) = page.http.post("/gradio_api/upload", files={"files": ("theirs.png", data)}).json()
-    result = page.restore({"path": path, "meta": {"_type": "gradio.FileData"}})
-    assert result["success"] and message in "".join(map(str, result["output"]["data"]))
+    assert message in restored(visit(), png_picture({"parameters": parameters}))
+
+
+@pytest.mark.parametrize("form", ["JPEG", "WEBP"])
+def test_a_photo_of_another_tool_chooses_a_model_that_reads_text(visit, form):
+    said = restored(visit(), exif_picture(f"the dog\n{SETTINGS.format('Heun', '64x64')}", form), f"a.{form.lower()}")
+    assert "because emoji64 reads no prompts" in said and "'the dog'" in said
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        pytest.param(exif_picture("a cat", "JPEG"), "theirs.png holds no settings that", id="no settings"),
+        pytest.param(b"\xff\xd8\xff\xe0JFIF", "theirs.png is damaged, or its settings are; save", id="damaged"),
+        pytest.param(b"GIF89a", "theirs.png is not a PNG, JPEG or WebP file; drop a PNG, JPEG or WebP", id="GIF"),
+        pytest.param(
+            header(10_000, 10_000) + END, "theirs.png is too large (10000x10000 pixels); drop", id="too large"
+        ),
+    ],
+)
+def test_a_file_without_settings_is_refused(visit, data, message):
+    said = restored(visit(), data)
+    assert message in said and "/tmp" not in said
