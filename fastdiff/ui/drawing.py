@@ -41,6 +41,7 @@ class Session:
         self.run: Run | None = None  # the last run of the Draw tab; None for a sheet
         self.drawn: list[Drawn] = []  # the pictures of the Draw tab, in order; a sheet comes before its pictures
         self.listed: list[Drawn] = []  # the pictures that the History tab shows
+        self.deletion: tuple[str, float] | None = None  # the last one in History, and until when Undo is offered
 
     def __deepcopy__(self, memo: dict) -> "Session":
         return Session(self.store)

@@ -132,6 +132,7 @@ class Panel:
     """The settings of a picture, and the buttons that act on it."""
 
     box: gr.Column
+    buttons: gr.Row
     settings: gr.HTML
     use: gr.Button
     send: gr.Button
@@ -142,13 +143,13 @@ class Panel:
     def build(cls) -> "Panel":
         with gr.Column(visible=False) as box:
             settings = gr.HTML(label="Settings of this picture")
-            with gr.Row():
+            with gr.Row() as buttons:
                 use = gr.Button("Use these settings", size="sm", min_width=140)
                 send = gr.Button("Send to Compare", size="sm", min_width=140)
                 copy = gr.Button("Copy settings", size="sm", min_width=140)
                 download = gr.DownloadButton("Download this picture", size="sm", min_width=140)
         copy.click(None, js=_COPY, **QUICK)
-        return cls(box, settings, use, send, download, gr.State(None))
+        return cls(box, buttons, settings, use, send, download, gr.State(None))
 
     @property
     def components(self) -> list[Block]:

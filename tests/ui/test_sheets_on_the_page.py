@@ -49,7 +49,7 @@ def newest(outputs: Path, name: str) -> Path:
 
 def captions(page) -> list[str]:
     """Return the pictures of History's first page."""
-    gallery = page.call(page.event("history-tab", "select"), [None, 1])["output"]["data"][2]
+    gallery = page.call(page.event("history-tab", "select"), [None, 1])["output"]["data"][3]
     return [each["caption"] for each in gallery["value"]]
 
 

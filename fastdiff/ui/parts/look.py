@@ -44,6 +44,7 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 
 /* A picture in its frame: a large one is scaled down to fit, a small one is enlarged by an integer factor. */
 :root { --stage: min(68vh, 600px, 112vw) }
+#history { --stage: clamp(280px, 100vh - 280px, 112vw) }  /* above the fold */
 .stage .media-button, .stage .thumbnail-lg, .frame {
     container-type: size; display: grid; place-items: center; place-content: center; overflow: hidden }
 .stage .preview::before { opacity: 1 !important }

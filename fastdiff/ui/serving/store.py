@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from urllib.parse import quote
 import gradio as gr
 
 from fastdiff.errors import InputError
+from fastdiff.ui.history.bin import Bin
 
 MAX_AGE = 86400  # seconds
 PICTURES = "pictures"  # folder, inside Gradio's, for API clients without a login
@@ -37,10 +38,18 @@ class SharedQuota:
         """Whether the quota is used up. There may be a million files, so the count may be a minute old,
         unless it says that the quota is full."""
         if self._taken >= self.quota or time.monotonic() - self._counted > RECOUNT:
-            shelves = map(Shelf, self.folder.iterdir() if self.folder.is_dir() else ())
-            self._taken = sum(shelf.size() for shelf in shelves)
+            self._taken = sum(shelf.size() for shelf in self._shelves())
             self._counted = time.monotonic()
         return self._taken >= self.quota
+
+    def empty_bins(self) -> None:
+        """Delete permanently what visitors have deleted."""
+        for shelf in self._shelves():
+            shelf.bin.empty(0)
+        self._counted = -math.inf
+
+    def _shelves(self) -> "list[Shelf]":
+        return [*map(Shelf, self.folder.iterdir() if self.folder.is_dir() else ())]
 
 
 @dataclass(frozen=True)
@@ -52,10 +61,17 @@ class Shelf:
     shared: SharedQuota | None = None  # of all visitors
 
     def new_folder(self) -> Path:
-        """Return the folder of a new run; its first picture creates it. Raises InputError if the quota is used up."""
+        """Return the folder of a new run; its first picture creates it. Raises InputError if the quota is used up.
+
+        Deleted pictures count, so they are removed from the bin for good once they fill the quota.
+        """
+        if self.quota is not None and self.size() >= self.quota:
+            self.bin.empty(0)
         if self.quota is not None and self.size() >= self.quota:
             kept = f"{self.quota / 2**20:,.0f} MiB"
             raise InputError(f"your pictures fill your quota of {kept}; delete some in History")
+        if self.shared and self.shared.is_full:
+            self.shared.empty_bins()
         if self.shared is not None and self.shared.is_full:
             kept = f"{self.shared.quota / 2**20:,.0f} MiB"
             raise InputError(
@@ -72,8 +88,8 @@ class Shelf:
         return (run for day in _folders(self.folder, _DAY) for run in _folders(day, _RUN))
 
     def size(self) -> int:
-        """Return the bytes of all pictures."""
-        total = 0
+        """Return the bytes of all pictures, the deleted ones included."""
+        total = self.bin.size()
         for path in self.paths():
             with suppress(OSError):  # another tab may have deleted it
                 total += path.stat().st_size
@@ -87,12 +103,21 @@ class Shelf:
         parts = path.relative_to(folder).parts
         return len(parts) == 3 and bool(_DAY.fullmatch(parts[0]) and _RUN.fullmatch(parts[1]))
 
-    def delete(self, path: Path) -> None:
-        """Delete a picture, and its folders if they are empty then. Raises InputError for any other file."""
-        if not self.holds(path.resolve()):
+    @property
+    def bin(self) -> Bin:
+        return Bin(self.folder)
+
+    def delete(self, paths: Sequence[Path]) -> str:
+        """Move pictures into the bin, and remove their folders if they are empty then.
+
+        Returns the name of the deletion, for `bin.restore`. Raises InputError, and moves none, for any other file.
+        """
+        if not all(self.holds(path.resolve()) for path in paths):
             raise InputError("this picture is not yours; choose another")
-        path.unlink(missing_ok=True)
-        remove_empty(path.parent)
+        deletion = self.bin.put(paths)
+        for run in {path.parent for path in paths}:
+            remove_empty(run)
+        return deletion
 
 
 def remove_empty(run: Path) -> None:

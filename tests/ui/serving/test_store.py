@@ -10,6 +10,7 @@ from gradio_client import Client
 
 from fastdiff.errors import InputError
 from fastdiff.execution import temporaries
+from fastdiff.ui.history.bin import HIDDEN
 from fastdiff.ui.history_tab import PAGE_SIZE
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.server import remove_abandoned, serving
@@ -46,9 +47,17 @@ def test_deleting_takes_empty_folders_along_and_nothing_else(tmp_path):
     other.touch()
     for path in (other, tmp_path / "2001-02-03" / "x" / "a.png", picture.parent / ".." / ".." / "notes.png"):
         with pytest.raises(InputError, match="this picture is not yours"):
-            shelf.delete(path)
-    shelf.delete(picture)
-    assert list(tmp_path.iterdir()) == [other] and shelf.paths() == []
+            shelf.delete([picture, path])
+    assert shelf.paths() == [picture]
+    shelf.delete([picture])
+    assert {path.name for path in tmp_path.iterdir()} == {HIDDEN, other.name} and shelf.paths() == []
+
+
+def test_a_deleted_picture_is_not_served(tmp_path):
+    shelf = Store(tmp_path).shelf(None, "")
+    shelf.delete([add(shelf, "a.png", 0)])
+    (deleted,) = tmp_path.rglob("*.png")
+    assert not shelf.holds(deleted)
 
 
 def test_owners_are_apart_whatever_their_names(tmp_path):
@@ -68,8 +77,10 @@ def test_the_quota(tmp_path):
     with pytest.raises(InputError, match="your pictures fill your quota of 0 MiB; delete some in History"):
         shelf.new_folder()
     assert Store(tmp_path).shelf("ann", "").new_folder()
-    shelf.delete(picture)
+    shelf.delete([picture])
+    assert shelf.size() == 100  # in the bin
     shelf.new_folder()
+    assert shelf.size() == 0
 
 
 def test_all_visitors_together_have_a_quota(tmp_path):
@@ -79,7 +90,7 @@ def test_all_visitors_together_have_a_quota(tmp_path):
     with pytest.raises(InputError, match="the pictures of all visitors fill their quota of 0 MiB; delete some"):
         store.shelf(None, "z").new_folder()
     assert store.shelf("ann", "").new_folder()
-    store.shelf(None, "x").delete(picture)
+    store.shelf(None, "x").delete([picture])
     assert store.shelf(None, "z").new_folder()
 
 
@@ -105,7 +116,7 @@ def draw(page, seed: int, steps: int = 1) -> None:
 def history(page, number: int = 1) -> list:
     """Return the status and the (caption, address) of each picture on a page of History."""
     event = page.event("history-tab", "select")
-    status, _, gallery = page.call(event, [None, number])["output"]["data"][:3]
+    status, *_, gallery = page.call(event, [None, number])["output"]["data"][:4]
     pictures = gallery["value"] if isinstance(gallery, dict) else gallery
     return [status, [(each["caption"], each["image"]["url"]) for each in pictures]]
 
@@ -135,6 +146,10 @@ def test_history_is_there_after_a_restart_and_is_paged_and_deleted(engine, serve
         assert any(each["msg"] == "process_completed" and each["success"] for each in page.messages())
         page.call(page.event("delete", "click"), [None, 1, None])
         assert not kept.exists() and f"{PAGE_SIZE} pictures" in history(page)[0]
+        page.call(page.event("undo", "click"), [None, 1])
+        assert kept.exists() and f"{PAGE_SIZE + 1} pictures" in history(page)[0]
+        page.call(page.event("undo", "click"), [None, 1])  # nothing is left to undo
+        assert f"{PAGE_SIZE + 1} pictures" in history(page)[0]
         for file in (tmp_path / "notes.png", tmp_path / "2001-02-03"):
             file.touch()
             assert page.http.get(f"/gradio_api/file={file}").status_code == 403
