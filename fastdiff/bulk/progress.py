@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +14,9 @@ from fastdiff.bulk.attempts import Attempts
 from fastdiff.bulk.claims import read_leases
 from fastdiff.bulk.folder import PLAN, Record, read_object
 from fastdiff.errors import InputError
+from fastdiff.runs.progress import show
 
 _LOOK = 0.5  # seconds between reads of a folder
-_BAR = "{percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f}{unit} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def read_state(folder: Path) -> State:
 
 @contextlib.contextmanager
 def shown(folder: Path, *, bar: bool, print_line: Callable[[str], None] | None) -> Iterator[None]:
-    """Show a progress bar of all workers during a block, and pass a JSON line per finished shard to `print_line`."""
+    """Show the progress of all workers during a block, and pass a JSON line per finished shard to `print_line`."""
     end = threading.Event()
     thread = threading.Thread(target=_show, args=(Reader(folder), end, bar, print_line), daemon=True)
     thread.start()
@@ -114,8 +113,6 @@ def shown(folder: Path, *, bar: bool, print_line: Callable[[str], None] | None) 
 
 
 def _show(reader: Reader, end: threading.Event, bar: bool, print_line: Callable[[str], None] | None) -> None:
-    from tqdm import tqdm
-
     before, start = reader.read(), time.time()
     shown: Any = None
     told: set[int] = set()
@@ -125,7 +122,7 @@ def _show(reader: Reader, end: threading.Event, bar: bool, print_line: Callable[
         if state is not None and bar:
             if shown is None:
                 initial = before.drawn if before else 0
-                shown = tqdm(total=state.pictures, initial=initial, unit=" pictures", bar_format=_BAR, file=sys.stderr)
+                shown = show(state.pictures, "pictures", initial=initial)
                 shown.start_t = start  # the rate covers this run, including its startup
             shown.update(min(state.drawn + (0 if is_last else state.in_hand), state.pictures) - shown.n)
         if state is not None and print_line is not None:

@@ -58,6 +58,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         help="check the SHA-256 of finished shards first, and redraw damaged ones",
     )
     add("--json", action="store_true", help="print one JSON object per shard on stdout")
+    add("-q", "--quiet", action="store_true", help="print only errors on stderr")
 
 
 def _workers(text: str) -> int | None:
@@ -89,13 +90,14 @@ def _work(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "La
     is_first = os.environ.get("RANK") == "0" and not is_ours()
     try:
         if is_first:
-            _say_notices(plan)
+            _say_notices(plan, args.quiet)
         start = time.perf_counter()
         with _progress(args, folder) if is_first else nullcontext():
-            code = work(plan, folder, options, say)
+            code = work(plan, folder, options, _nothing if args.quiet else say)
         if code or is_ours():
             return code
-        return _conclude(plan, folder, time.perf_counter() - start, say if is_first else _nothing)
+        say_error = say if is_first else _nothing
+        return _conclude(plan, folder, time.perf_counter() - start, _nothing if args.quiet else say_error, say_error)
     except DeviceLostError:
         raise
     except (InputError, NonFiniteError, OSError, MemoryError) as error:
@@ -107,19 +109,23 @@ def _work(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "La
 def _launch(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "LaunchOptions") -> int:
     from fastdiff.bulk.launching import Ended, launch
     from fastdiff.checkpoints.model_hash import begin_files_hash
+    from fastdiff.runs.progress import in_terminal
 
     start = time.perf_counter()
     if args.json:
         require_stdout()
     folder.check(plan)
-    _say_notices(plan)
+    tell = _nothing if args.quiet else say
+    _say_notices(plan, args.quiet)
     for line in _first(list(_damaged(plan, folder, args.verify)), "shards"):
-        say(line)
+        tell(line)
     if folder.is_complete(plan):
         if not options.allow_mixed:
             folder.check_files(begin_files_hash(plan.run.card, plan.run.request.variant).result())
-        say(f"all {len(plan.shards)} shards in {folder.path} are done")
+        tell(f"all {len(plan.shards)} shards in {folder.path} are done")
         return 0
+    if not in_terminal():
+        tell(f"drawing {len(plan.run.cells)} pictures into {folder.path}")
     from torch.distributed.elastic.multiprocessing import SignalException
 
     try:
@@ -131,13 +137,13 @@ def _launch(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "
     except Ended as error:
         say(f"error: {error}")
         return error.code
-    return _conclude(plan, folder, time.perf_counter() - start, say)
+    return _conclude(plan, folder, time.perf_counter() - start, tell, say)
 
 
-def _say_notices(plan: "Plan") -> None:
+def _say_notices(plan: "Plan", quiet: bool) -> None:
     from fastdiff.runs.notices import find_notices
 
-    with Notices() as notices:
+    with Notices(quiet) as notices:
         notices.say(*_first(find_notices(plan.run), "lines"))
 
 
@@ -160,7 +166,7 @@ def _damaged(plan: "Plan", folder: "Folder", every_byte: bool) -> Iterator[str]:
 def _progress(args: argparse.Namespace, folder: "Folder") -> AbstractContextManager[None]:
     from fastdiff.bulk.progress import shown
 
-    return shown(folder.path, bar=True, print_line=_print_line if args.json else None)
+    return shown(folder.path, bar=not args.quiet, print_line=_print_line if args.json else None)
 
 
 def _print_line(line: str) -> None:
@@ -174,17 +180,20 @@ def _nothing(line: str) -> None:
     """Say nothing: another worker says it."""
 
 
-def _conclude(plan: "Plan", folder: "Folder", seconds: float, say: Callable[[str], None]) -> int:
+def _conclude(
+    plan: "Plan", folder: "Folder", seconds: float, tell: Callable[[str], None], say_error: Callable[[str], None]
+) -> int:
     """Print what is done. Return 1 if shards were given up, else 0."""
     from fastdiff.bulk.attempts import Attempts
 
     given_up = Attempts(folder.shards).given_up()
-    say(f"{_summary(plan, folder)} in {seconds:.1f} s")
+    tell(f"{_summary(plan, folder)} in {seconds:.1f} s")
     if not given_up:
         return 0
     for line in _first([f"shard {name}: {reason}" for name, reason in given_up.items()], "shards"):
-        say(line)
-    say(f"error: gave up on {len(given_up)} of {len(plan.shards)} shards; run the same command again to retry them")
+        say_error(line)
+    rest = "run the same command again to retry them"
+    say_error(f"error: gave up on {len(given_up)} of {len(plan.shards)} shards; {rest}")
     return 1
 
 

@@ -6,16 +6,16 @@
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastdiff.cli.arguments import add_drawing_arguments, add_model_arguments, add_picture_arguments, count
 from fastdiff.cli.interruption import CTRL_C
-from fastdiff.cli.streams import Notices, require_stdout, say
+from fastdiff.cli.streams import Notices, require_stdout
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
 from fastdiff.requests.defaults import COMMAND
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from fastdiff.pipelines import Pipeline
     from fastdiff.runs.drawing import Finished, Run
     from fastdiff.runs.output import Output
-
-_BAR = "{percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f}{unit} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
 
 
 @dataclass
@@ -88,6 +86,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         help="also write one sheet of all pictures (default name: grid.png)",
     )
     add("--json", action="store_true", help="print one JSON object per picture on stdout")
+    add("-q", "--quiet", action="store_true", help="print only errors on stderr")
     add(
         "--explain",
         action="store_true",
@@ -97,7 +96,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw what `args` ask for. Raises the errors that `main` turns into exit codes."""
-    with Notices() as notices:
+    with Notices(args.quiet) as notices:
         return _sample(args, notices)
 
 
@@ -105,6 +104,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     from fastdiff.runs.drawing import Run, find_model
     from fastdiff.runs.notices import find_device_notices, find_notices
     from fastdiff.runs.output import Output
+    from fastdiff.runs.progress import in_terminal
 
     start = time.perf_counter()
     if args.json or args.explain:
@@ -129,18 +129,22 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     output.remove_abandoned()
     notices.say(*lines)
     written = Written()
-    CTRL_C.describe = lambda: f"\nfastdiff: interrupted; {_summary(run, output, written)}"  # below the progress bar
+    line_break = "\n" if in_terminal() else ""  # the line stands below a progress bar
+    CTRL_C.describe = lambda: f"{line_break}fastdiff: interrupted; {_summary(run, output, written)}"
 
     def load_saying() -> "Pipeline":
         pipe = load()
         notices.say(*find_device_notices(pipe.device))
+        if not in_terminal():  # after the loading, whose errors are the only line
+            count = len(output.missing)
+            notices.say(f"drawing {count} {_things(run, count)} with {run.card.name}")
         return pipe
 
-    _draw(run, output, load_saying, args.json, written)
+    _draw(run, output, load_saying, args.json, written, notices)
     if args.resume or output.missing or output.grid:
-        say(f"{_summary(run, output, written)} in {time.perf_counter() - start:.1f} s")
+        notices.say(f"{_summary(run, output, written)} in {time.perf_counter() - start:.1f} s")
     else:
-        say(_nothing_new(run, output))
+        notices.say(_nothing_new(run, output))
     return 0
 
 
@@ -153,7 +157,9 @@ def _explain(run: "Run", pipe: "Pipeline", as_json: bool) -> int:
     return 0
 
 
-def _draw(run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json: bool, written: Written) -> None:
+def _draw(
+    run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json: bool, written: Written, notices: Notices
+) -> None:
     """Draw and write the missing pictures, then the grid. Each completed path is added to `written`."""
     from tqdm import tqdm
 
@@ -181,30 +187,28 @@ def _draw(run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json:
             sheet.paste(finished.place, finished.image)
 
     if output.missing:
-        _draw_missing(run, output, load(), keep)
+        _draw_missing(run, output, load(), keep, notices)
     if output.grid and sheet.image:
         with CTRL_C.deferred():
             written.grid = output.write_grid(output.grid, sheet.image, run, record)
 
 
-def _draw_missing(run: "Run", output: "Output", pipe: "Pipeline", keep: Callable[["Finished"], None]) -> None:
-    """Draw the missing pictures with a progress bar. A thread calls `keep` for each."""
-    from tqdm import tqdm
-
+def _draw_missing(
+    run: "Run", output: "Output", pipe: "Pipeline", keep: Callable[["Finished"], None], notices: Notices
+) -> None:
+    """Draw the missing pictures and show the progress. A thread calls `keep` for each."""
     from fastdiff.runs.drawing import draw
+    from fastdiff.runs.progress import show
     from fastdiff.runs.writing import write_beside
 
     missing = output.missing
     rest = replace(run, cells=[run.cells[place] for place in missing])
-    with tqdm(total=len(rest.cells), unit=f" {_things(run, 2)}", bar_format=_BAR, file=sys.stderr) as bar:
-        noticed = False
+    with closing(show(len(rest.cells), _things(run, 2), quiet=notices.quiet)) as bar:
         steps = write_beside(draw(rest, pipe), lambda done: keep(replace(done, place=missing[done.place])))
         for progress, _ in steps:
             bar.update(progress.done - bar.n)  # summing each step's share would miss the total by rounding
-            if progress.step.notice and not noticed:
-                noticed = True
-                with tqdm.external_write_mode(file=sys.stderr):
-                    say(progress.step.notice)
+            if progress.step.notice:
+                notices.say(progress.step.notice)
 
 
 def _things(run: "Run", count: int) -> str:

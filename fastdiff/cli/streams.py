@@ -69,10 +69,14 @@ def error_line(text: str) -> str:
 
 
 class Notices(logging.Handler):
-    """Print each notice once, above a progress bar. Inside its block, the library's log lines are notices too."""
+    """Print each notice once, above a progress bar. Inside its block, the library's log lines are notices too.
 
-    def __init__(self) -> None:
+    quiet: print nothing.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
         super().__init__(logging.WARNING)
+        self.quiet = quiet
         self._said: set[str] = set()
 
     def __enter__(self) -> "Notices":
@@ -87,7 +91,7 @@ class Notices(logging.Handler):
         from tqdm import tqdm
 
         for line in lines:
-            if line not in self._said:
+            if not self.quiet and line not in self._said:
                 self._said.add(line)
                 with tqdm.external_write_mode(file=sys.stderr):
                     say(error_line(line))

@@ -37,13 +37,21 @@ def said(capsys, *arguments: str) -> tuple[int, str, str]:
 def test_it_draws_below_a_bar(here, arguments, make_plan, worker, records, capsys, tmp_path):
     code, out, err = said(capsys, *arguments, "--json", "--workers", "3")
     assert code == 0 and re.fullmatch(r"fastdiff: 20 of 20 pictures are in out in \d+\.\d s", err.splitlines()[-1]), err
-    bar = err.rsplit("\r", 1)[-1].splitlines()[0]
-    assert re.search(r"20/20 pictures \[\d\d:\d\d<00:00, +\d+\.\d+ pictures/s\]", bar), "a rate even for a short run"
+    assert err.startswith("fastdiff: drawing 20 pictures into out\n") and "\r" not in err
     lines = [json.loads(line) for line in out.splitlines()]
     assert sorted(line["shard"] for line in lines) == [0, 1, 2, 3] and sum(line["count"] for line in lines) == 20
     assert here[0].nproc_per_node == 3
     worker(make_plan(), tmp_path / "alone").work()
     assert records(tmp_path / "out") == records(tmp_path / "alone")
+
+
+def test_a_terminal_has_a_bar_and_quiet_has_nothing(here, arguments, capsys, monkeypatch):
+    assert said(capsys, *arguments, "--quiet", "-o", "quiet", "--json")[2] == ""
+    monkeypatch.setattr("fastdiff.runs.progress.in_terminal", lambda: True)
+    code, _, err = said(capsys, *arguments)
+    bar = err.rsplit("\r", 1)[-1].splitlines()[0]
+    rate = r"20\.0/20 pictures \[\d\d:\d\d<00:00, +\d+\.\d+ ?pictures/s\]"
+    assert code == 0 and re.search(rate, bar), "a rate even for a short run"
 
 
 def test_a_worker_on_the_cpu_has_one_thread(here, arguments):
@@ -107,8 +115,9 @@ def test_a_launcher_that_is_told_to_stop_says_so(arguments, monkeypatch, capsys,
         raise SignalException("told to stop", number)
 
     monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *asked: stopped)
+    said_first = "fastdiff: drawing 20 pictures into out\n"
     said_last = "fastdiff: interrupted; 0 of 20 pictures are in out; run the same command again to resume\n"
-    assert said(capsys, *arguments) == (code, "", said_last)
+    assert said(capsys, *arguments) == (code, "", said_first + said_last)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

@@ -72,7 +72,7 @@ def refused() -> Callable[..., None]:
         assert (done.returncode, done.stdout) == (code, ""), done.stderr
         *progress, line = filter(str.strip, done.stderr.splitlines())
         assert re.match(f"fastdiff: error: .*{message}", line), line
-        assert all("pictures [" in shown for shown in progress), done.stderr
+        assert all(shown.startswith("fastdiff: drawing ") for shown in progress), done.stderr
 
     return check
 

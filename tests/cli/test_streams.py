@@ -150,3 +150,19 @@ def test_a_line_is_said_once_whoever_says_it(capsys):
     assert last.startswith("fastdiff: x") and len(last) < 520
     log.warning("later")
     assert "later" not in capsys.readouterr().out and logging.getLogger("fastdiff").handlers == []
+
+
+def test_a_log_has_a_line_at_the_start_and_at_the_end(here, tiny):
+    done = here("sample", "-m", tiny, "--label", 0, "--num-images", 3, "--steps", 2)
+    first, last = done.stderr.splitlines()
+    assert first == "fastdiff: drawing 3 pictures with " + str(tiny) and "\r" not in done.stderr
+    assert last.startswith("fastdiff: wrote 3 pictures to outputs in ")
+
+
+def test_quiet_says_only_errors(here, tmp_path, refused):
+    args = ["sample", "--quiet", "--prompt", "cat " * 100, "--steps", 1, "--grid"]
+    for flags, lines in ((["--json"], 1), ([], 0), (["--steps", 2], 0)):
+        done = here(*args, *flags)
+        assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", lines)
+    assert len(list((tmp_path / "outputs").iterdir())) == 4
+    refused(here("sample", "-q", "--steps", 0), "steps: 0 is not")

@@ -167,17 +167,17 @@ def test_resume_goes_on_and_refuses_another_prompt(sample, text_folder, tmp_path
 def test_the_ends_that_are_cut_are_said_once_and_before_the_first_picture(sample, text_folder, kind):
     args = ["-m", text_folder(kind), "--prompt", LONG, "--prompt", CAT, "--negative-prompt", f"bad {LONG}"]
     code, _, said = sample(*args, "--steps", 1, "--num-images", 2, "-b", 1)
-    assert code == 0 and len(said) == 3
+    assert code == 0 and len(said) == 4
     assert said[0] == f"fastdiff: prompt: {CUT}'an of the cat'"
     assert said[1] == f"fastdiff: negative prompt: {CUT}'ocean of the cat'"
-    assert said[2].startswith("fastdiff: wrote 4 pictures")
+    assert said[2].startswith("fastdiff: drawing 4 pictures") and said[3].startswith("fastdiff: wrote 4 pictures")
     assert logging.getLogger("fastdiff").handlers == []
 
 
 def test_a_negative_prompt_without_effect_is_said(sample, text_folder):
     args = ["-m", text_folder("sd1"), "--prompt", CAT, "--negative-prompt", LONG, "--steps", 1, "--guidance", 1]
     code, _, said = sample(*args)
-    assert code == 0 and len(said) == 2
+    assert code == 0 and len(said) == 3
     assert said[0] == "fastdiff: negative prompt: no effect, because cfg-scale 1 is no guidance"
 
 

@@ -22,7 +22,7 @@ def test_sample_writes_arrays_and_plots(here, planner, tmp_path, files):
     done = here(*args, "--json")
     assert done.returncode == 0, done.stderr
     assert files(tmp_path / "outputs") == [f"{seed}.{kind}" for seed in (4, 5, 6) for kind in ("npy", "png")]
-    assert "3.0/3 trajectories" in done.stderr
+    assert "fastdiff: drawing 3 trajectories with planner" in done.stderr
     assert re.fullmatch(r"fastdiff: wrote 3 trajectories to outputs in .* s", done.stderr.splitlines()[-1])
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["trajectory"] for line in lines] == [f"outputs/{seed}.npy" for seed in (4, 5, 6)]

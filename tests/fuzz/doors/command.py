@@ -22,7 +22,7 @@ from tests.fuzz.doors.outcomes import Options, Outcome, said_of
 from tests.fuzz.edits import PNG_NAME
 from tests.fuzz.values import PROMPT, WORDS
 
-_BAR = re.compile(r"(pictures|trajectories) \[|trajectories/s")
+_PROGRESS = re.compile(r"fastdiff: (drawing \d+ |.* (pictures|trajectories)/s)")
 NOT_WITHIN = "NOT within tolerance"
 NO_VALUE = "(alone)"  # a flag without a value
 
@@ -39,7 +39,7 @@ def call(folder: Path, what: str, options: Options) -> Outcome:
             code = cli.main(argv)
     except Exception as error:
         return Outcome(False, "", [said_of(error)])
-    said = [line for line in re.split(r"[\r\n]+", err.getvalue()) if line.strip() and not _BAR.search(line)]
+    said = [line for line in re.split(r"[\r\n]+", err.getvalue()) if line.strip() and not _PROGRESS.match(line)]
     problems = _check_lines(code, said, out.getvalue())
     if code == 0 and what == "sample":
         problems += _check_files(folder, out.getvalue())
