@@ -168,15 +168,15 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
     def reference(self) -> Tensor | tuple[Tensor, Moments | None]:
         weight, options = plain(self.weight, self.parts[0].dtype), (self.stride, self.padding, self.upsample)
         x, *second = as_multiplied(self.x, self.weight)
-        channels = x.shape[-1]
-        y = cpu.convolve(x, weight[:, :channels], self.bias, *options)
+        channels, temb = x.shape[-1], self.temb
+        bias, y = self.bias, self.residual if self.shortcut is None else _only(conv2d.reference(*self.shortcut))
+        if temb is not None and len(temb) == 1:
+            bias, temb = temb[0] if bias is None else bias + temb[0], None
+        y = cpu.convolve(x, weight[:, :channels], bias, *options, added=y)
         for x in second:
-            y = y.add_(cpu.convolve(x, weight[:, channels:], None, *options))
-        if self.temb is not None:
-            y += self.temb[:, None, None, :]
-        residual = self.residual if self.shortcut is None else _only(conv2d.reference(*self.shortcut))
-        if residual is not None:
-            y += residual
+            y = cpu.convolve(x, weight[:, channels:], None, *options, added=y)
+        if temb is not None:
+            y += temb[:, None, None, :]
         y = y if self.output_scale == 1.0 else y.div_(self.output_scale)
         if self.norm is not None:
             y = group_norm.reference(y, **self.norm._asdict())

@@ -31,6 +31,7 @@ from fastdiff.kernels.device.group_norm import apply_kernel, merge_kernel, momen
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host.calls import PartsCall, check_pictures
 from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side
+from fastdiff.kernels.host.leaves import Leaf
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.plans import cpu
@@ -141,18 +142,30 @@ class GroupNormCall(PartsCall[Tensor]):
                     raise ValueError(f"moments: expected float32 {shape}, got {got}")
 
     def reference(self) -> Tensor:
-        more = (self.scale, self.temb, self.residual, *self.given)
-        by_torch = cpu.normalises(self.parts[0], plain=all(each is None for each in more))
-        y = self._by_torch() if by_torch else None
-        return self._by_moments() if y is None else y
+        by_torch = cpu.by_onednn(self.parts[0]) and self.given == (None,) * len(self.parts)
+        y = ACTIVATIONS[self.activation](self._by_torch() if by_torch else self._by_moments())
+        if self.temb is not None:
+            y += self.temb[:, None, None, :]
+        if self.residual is not None:
+            y += self.residual
+        return y.to(self.parts[0].dtype)
 
-    def _by_torch(self) -> Tensor | None:
-        """Return the result of torch's own GroupNorm, or None where it would be inaccurate."""
-        x = _side_by_side(self.parts)
-        y = cpu.normalised(x, self.num_groups, self.weight, self.bias, self.eps)
-        return None if y is None else ACTIVATIONS[self.activation](y)
+    def _by_torch(self) -> Tensor:
+        """Return the scaled and shifted norm, by torch's own GroupNorm."""
+        x, pair = _side_by_side(self.parts), (self.weight, self.bias)
+        weight, bias = (None if each is None else each.float() for each in pair)
+        if self.scale is None or self.shift is None:
+            return _normalised(x, self.num_groups, weight, bias, self.eps)
+        a, b = 1 + self.scale.float(), self.shift.float()
+        if len(x) == 1:  # one affine map does both
+            weight = a[0] if weight is None else weight * a[0]
+            bias = b[0] if bias is None else torch.addcmul(b[0], bias, a[0])
+            return _normalised(x, self.num_groups, weight, bias, self.eps)
+        y = _normalised(x, self.num_groups, weight, bias, self.eps)
+        return torch.addcmul(b[:, None, None, :], y, a[:, None, None, :])
 
     def _by_moments(self) -> Tensor:
+        """Return the scaled and shifted norm in float32."""
         parts, hw = self.parts, self.parts[0].shape[1] * self.parts[0].shape[2]
         merged = [
             _channel_moments(part.float()) if known is None else _merge(part.float(), known)
@@ -163,12 +176,7 @@ class GroupNormCall(PartsCall[Tensor]):
         a, b = _affine(mean, m2, hw, self.num_groups, self.weight, self.bias, self.eps)
         if self.scale is not None and self.shift is not None:
             a, b = a * (1 + self.scale.float()), torch.addcmul(self.shift.float(), b, 1 + self.scale.float())
-        y = ACTIVATIONS[self.activation](_apply(centred, a, b))  # float32
-        if self.temb is not None:
-            y += self.temb[:, None, None, :]
-        if self.residual is not None:
-            y += self.residual
-        return y.to(parts[0].dtype)
+        return _apply(centred, a, b)
 
     def obstacle(self) -> str | None:
         dtype = self.parts[0].dtype
@@ -200,6 +208,13 @@ class GroupNormCall(PartsCall[Tensor]):
 
 
 group_norm = Operation("group_norm", GroupNormCall)
+
+
+@Leaf
+def _normalised(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Return the norm of x (N, H, W, C), by torch's own GroupNorm where that is accurate."""
+    y, accurate = cpu.group_norm(x, num_groups, weight, bias, eps)
+    return y if accurate else GroupNormCall(x, num_groups, weight, bias, eps=eps)._by_moments().to(x.dtype)
 
 
 def _channel_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 import fastdiff
-from fastdiff.requests.png import canonical_json
+from fastdiff.requests.png import NUMERICS, canonical_json
 
 if TYPE_CHECKING:
     from fastdiff.pipelines import Pipeline
@@ -32,6 +32,7 @@ def take_fingerprint(pipe: "Pipeline", model_files: str) -> Fingerprint:
     decided = {} if verdict is None else {"fast kernels": verdict.digest}  # no entry, as in older folders
     return {
         "fastdiff": fastdiff.__version__,
+        "numerics": str(NUMERICS),
         "torch": str(torch.__version__),
         "triton": _version("triton"),
         "CUDA": torch.version.cuda if on_gpu else None,

@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     streams.prepare()
     if argv is None:
         CTRL_C.install()
+        _wait_briefly()
     try:
         code = _run(argv)
         sys.stdout.flush()
@@ -73,6 +74,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = EXIT_CODE
     streams.drop_unwritten(sys.stdout)
     return code
+
+
+def _wait_briefly() -> None:
+    """Let torch's threads on a CPU sleep soon when they wait for each other.
+
+    By default they wait for milliseconds in a loop. Beside another busy process, this loop takes the core of the thread
+    that they wait for. OpenMP reads the variable when torch is imported. A setting of the user stays.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "10000"
 
 
 def _run(argv: Sequence[str] | None) -> int:

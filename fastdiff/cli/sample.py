@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _sample(args: argparse.Namespace, notices: Notices) -> int:
     from fastdiff.runs.drawing import Run, find_model
-    from fastdiff.runs.notices import find_device_notices, find_notices
+    from fastdiff.runs.notices import find_device_notices, find_notices, find_source_notices
     from fastdiff.runs.output import Output
     from fastdiff.runs.progress import in_terminal
 
@@ -125,7 +125,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     output = Output.check(
         run, args.out, device=args.device, overwrite=args.overwrite, resume=args.resume, grid=args.grid
     )
-    lines = find_notices(run) + output.notices()
+    lines = [*find_source_notices(args.source), *find_notices(run), *output.notices()]
     output.remove_abandoned()
     notices.say(*lines)
     written = Written()

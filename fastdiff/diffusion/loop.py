@@ -17,8 +17,8 @@ from fastdiff.diffusion.conditioning import ConditioningTable
 from fastdiff.diffusion.conditions import Conditions
 from fastdiff.diffusion.trajectories import KnownValues
 from fastdiff.execution.cpu_workers import map_in_turn, map_pictures
-from fastdiff.execution.cuda_graphs import Fixed, map_tensors
 from fastdiff.execution.memory import Portions
+from fastdiff.execution.trees import Fixed, map_tensors
 from fastdiff.kernels.denoise import EARLIER, StepOptions, denoise_step
 from fastdiff.kernels.scale_input import scale_input
 from fastdiff.models.blocks.conditioning import Conditioning
@@ -247,11 +247,12 @@ class _Loop:
         """
         conditioning = self.table.at(i)
         rows, step = self.schedule.rows, self.step_indices[i, :1]
+        model = self.denoiser.graphed("predict", self.denoiser.predict)
 
         def predict(x: Tensor, conditions: Tensor) -> Tensor:
             """Return (k, H, W, C_out) from x (1, H, W, C) and one or both of its conditions (1, k)."""
             x = scale_input(x, rows, step, self.denoiser.dtype, conditions.numel())
-            return self.denoiser.predict(x, conditioning.of(conditions[0]))
+            return model(x, conditioning.of(conditions[0]))
 
         x_t, conditions = x_t[part], self.all_conditions[:, part]
         nothing = [None] * len(x_t)

@@ -14,24 +14,26 @@ from fastdiff.kernels.host.recording import recorder
 Result = TypeVar("Result")
 
 
+THREADS = 4  # of a picture, if the machine has as many; chosen, not measured
+
+
 def map_pictures(function: Callable[..., Result], *batches: Tensor) -> Iterator[Result]:
-    """Yield `function` of each picture (1, ...) of the batches (N, ...). On the CPU they start now and run in parallel.
+    """Yield `function` of each picture (1, ...) of the batches (N, ...).
 
     On the CPU, torch's batched convolutions give a picture bits that depend on its batch, so each picture is computed
-    alone.
+    alone. On many cores, some pictures start now and run in parallel.
     """
-    side_by_side = batches[0].device.type == "cpu" and recorder() is None  # a recorder listens only in this thread
-    if not side_by_side:
-        return map(function, *_pictures(batches))
-    return _cpu_workers().map(_inferring(function), *_pictures(batches))
+    in_parallel = batches[0].device.type == "cpu" and recorder() is None  # a recorder listens only in this thread
+    pool = _cpu_workers() if in_parallel else None
+    return (
+        map(_inferring(function), *_pictures(batches))
+        if pool is None
+        else pool.map(_inferring(function), *_pictures(batches))
+    )
 
 
 def map_in_turn(function: Callable[..., Result], *batches: Tensor) -> Iterator[Result]:
-    """Yield the same as `map_pictures`, but one picture after another, each with all threads.
-
-    A single picture takes half of the time. In parallel, Python threads wait for each other between operations, and the
-    wait is relatively longer for short operations.
-    """
+    """Yield the same as `map_pictures`, but one picture after another, each with all threads."""
     return map(_inferring(function), *_pictures(batches))
 
 
@@ -45,13 +47,15 @@ def _pictures(batches: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
 
 
 @functools.cache
-def _cpu_workers() -> ThreadPoolExecutor:
+def _cpu_workers() -> ThreadPoolExecutor | None:
     """Return a pool of Python threads, each of which runs torch with the same fixed number of threads.
 
-    The number affects how oneDNN splits a sum, so it depends only on the machine: one each on up to four cores.
+    The number affects how torch splits a sum, so it depends only on the machine. None if there is only one worker.
     """
     cores = torch.get_num_threads()
-    workers = min(cores, 4)
+    workers = cores // THREADS
+    if workers < 2:
+        return None
     pool = ThreadPoolExecutor(workers, thread_name_prefix="fastdiff")
     all_started = threading.Barrier(workers)
 

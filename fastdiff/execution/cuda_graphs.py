@@ -6,44 +6,19 @@ A replay is one launch instead of hundreds. It runs the same kernels in the same
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Container
-from dataclasses import dataclass
+from collections.abc import Container
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastdiff.execution.trees import Fixed, Function, Tensors, chosen, map_tensors, plain
 from fastdiff.kernels.host.compiling import only_compiling
 from fastdiff.kernels.host.recording import recorder
-
-# A tensor, or a tuple or named tuple of `Tensors`: one argument may have several tensors.
-Tensors = Tensor | tuple[Any, ...]
-Function = Callable[..., Tensors]
 
 # Graphs per function; the least recently used is dropped. Each holds the memory of its intermediate results. The number
 # is chosen, not measured.
 CAPACITY = 8
-
-
-@dataclass(frozen=True, eq=False)
-class Fixed:
-    """An argument whose tensors nobody changes. A graph copies it once, not at each replay with the same object."""
-
-    tensors: Tensors
-
-
-def plain(inputs: tuple[Tensors | Fixed, ...]) -> tuple[Tensors, ...]:
-    """Return the arguments with the tensors of each `Fixed` instead of it."""
-    return tuple(each.tensors if isinstance(each, Fixed) else each for each in inputs)
-
-
-def map_tensors(function: Callable[..., Any], *trees: Tensors) -> Any:
-    """Apply `function` to each tensor of a tree, or to corresponding tensors of several trees, like `tree_map`."""
-    first = trees[0]
-    if isinstance(first, Tensor):
-        return function(*trees)
-    parts = [map_tensors(function, *each) for each in zip(*trees, strict=True)]
-    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
 
 
 def _describe(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
@@ -74,27 +49,13 @@ class _Graph:
                 map_tensors(Tensor.copy_, own, tensors)
                 self.held[i] = _reference(given)
         self.graph.replay()
-        outputs = map_tensors(torch.clone, _chosen(self.outputs, wanted))  # a later call must not change them
+        outputs = map_tensors(torch.clone, chosen(self.outputs, wanted))  # a later call must not change them
         self.idle.record()
         return outputs
 
 
 def _reference(given: Tensors | Fixed) -> weakref.ref[Fixed] | None:
     return weakref.ref(given) if isinstance(given, Fixed) else None
-
-
-def _chosen(outputs: Any, wanted: Container[int] | None) -> Any:
-    return outputs if wanted is None else tuple(each for i, each in enumerate(outputs) if i in wanted)
-
-
-class Ungraphed:
-    """Call `function` as `Graphed` does, without CUDA graphs."""
-
-    def __init__(self, function: Function):
-        self._function = function
-
-    def __call__(self, *inputs: Tensors | Fixed, wanted: Container[int] | None = None) -> Any:
-        return _chosen(self._function(*plain(inputs)), wanted)
 
 
 class Graphed:
@@ -114,7 +75,7 @@ class Graphed:
         inputs = (x, *others)
         tensors = plain(inputs)
         if recorder() is not None:  # a replay would report no calls to it
-            return _chosen(self._function(*tensors), wanted)
+            return chosen(self._function(*tensors), wanted)
         key = map_tensors(_describe, tensors)
         with self._lock, torch.cuda.device(x.device):
             if key not in self._graphs:  # the first call compiles the kernels, which a capture must not do
@@ -122,7 +83,7 @@ class Graphed:
                     self._function(*tensors)
                 outputs = self._function(*tensors)
                 self._remember(key, None)
-                return _chosen(outputs, wanted)
+                return chosen(outputs, wanted)
             graph = self._graphs[key]
             if graph is None:
                 graph = _Graph(self._function, inputs)

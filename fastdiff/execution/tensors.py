@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastdiff.arguments import shown
 from fastdiff.errors import InputError
+from fastdiff.kernels.host.leaves import is_traced
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 INDICES = (torch.int64, torch.int32)  # torch's dtypes for embedding lookups
@@ -40,7 +41,7 @@ def beside(name: str, value: Tensor, device: torch.device) -> Tensor:
 
 def within(name: str, value: Tensor, least: int, most: int) -> Tensor:
     """Return `value` if its elements are from `least` to `most`, otherwise raise InputError. Only for CPU tensors."""
-    if value.device.type == "cpu" and value.numel():
+    if value.device.type == "cpu" and value.numel() and not is_traced():
         low, high = (int(bound) for bound in value.aminmax())
         if low < least or high > most:
             raise InputError(f"{name}: {low if low < least else high} is out of range; use {least} to {most}")

@@ -11,7 +11,6 @@ from torch import Tensor
 from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.execution.devices import dtype_name
-from fastdiff.kernels.plans.cpu import fast_on_cpu
 from fastdiff.models.blocks.layers import Conv2d, Feature
 from fastdiff.models.blocks.vae import Decoder, Encoder
 from fastdiff.models.coding import Autoencoder, Half
@@ -190,14 +189,12 @@ class AutoencoderKL(Autoencoder):
         return blend(a, b, blend_extent, dim=3)
 
     @torch.no_grad()
-    @fast_on_cpu()
     def _encode(self, x: Tensor) -> Tensor:
         """(N, H, W, C_in) -> (N, h, w, 2 C)."""
         h = self.encoder(Feature(x.contiguous()))
         return h.x if self.quant_conv is None else self.quant_conv(h, moments=False).x
 
     @torch.no_grad()
-    @fast_on_cpu()
     def _decode(self, z: Tensor) -> Tensor:
         """(N, h, w, C) -> (N, H, W, C_out)."""
         h = Feature(z.contiguous())

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderTinyConfig
 from fastdiff.errors import InputError
-from fastdiff.kernels.plans.cpu import fast_on_cpu
 from fastdiff.models.autoencoder import DecoderOutput
 from fastdiff.models.blocks.layers import ACTIVATIONS, Conv2d, Feature
 from fastdiff.models.coding import Autoencoder, Half
@@ -134,12 +133,10 @@ class AutoencoderTiny(Autoencoder):
         return DecoderOutput(sample) if return_dict else (sample,)
 
     @torch.no_grad()
-    @fast_on_cpu()
     def _encode(self, x: Tensor) -> Tensor:
         return self.encoder(x.contiguous())
 
     @torch.no_grad()
-    @fast_on_cpu()
     def _decode(self, z: Tensor) -> Tensor:
         return self.decoder(z.contiguous())
 

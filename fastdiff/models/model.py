@@ -18,8 +18,10 @@ from fastdiff.checkpoints.quantisation import formats
 from fastdiff.checkpoints.registry import ModelPart
 from fastdiff.checkpoints.saving import HUB_OPTIONS, divided
 from fastdiff.errors import InputError
-from fastdiff.execution.cuda_graphs import Function, Graphed, Ungraphed
+from fastdiff.execution.cpu_programs import Programmed
+from fastdiff.execution.cuda_graphs import Graphed
 from fastdiff.execution.devices import check_precision, check_weights_dtype, on_meta, resolve_device, resolve_dtype
+from fastdiff.execution.trees import Function, Plainly
 from fastdiff.kernels.host.compiling import get_ready
 from fastdiff.kernels.host.weights import Quantised
 from fastdiff.kinds import Precision
@@ -94,7 +96,7 @@ class Model(Surface, metaclass=_Building):
         self.conversions: Mapping[str, weights.Conversion] = {}
         # our name -> diffusers' live parameter, if a conversion of it must follow its changes
         self.sources: Mapping[str, Tensor] = {}
-        self._graphs: dict[Hashable, Graphed] = {}
+        self._graphs: dict[Hashable, Graphed | Programmed] = {}
         self._plain_place: tuple[dict[str, nn.Parameter | None], str] | None = None  # where `_plain` is
 
     def _lay_out(self) -> None:
@@ -254,13 +256,13 @@ class Model(Surface, metaclass=_Building):
         return parameter
 
     def graphed(self, name: Hashable, function: Function) -> Callable[..., Any]:
-        """Return `function`, run through CUDA graphs if the model is on a GPU and `use_graphs` is set.
+        """Return `function`, run through CUDA graphs on a GPU and through programs on the CPU, if `use_graphs` is set.
 
         `function` takes tensors and runs this model. `name` identifies everything else that its result depends on.
         """
-        if self.device.type != "cuda" or not self.use_graphs:
-            return Ungraphed(function)
-        return self._graphs.setdefault(name, Graphed(function))
+        if not self.use_graphs:
+            return Plainly(function)
+        return self._graphs.setdefault(name, (Graphed if self.device.type == "cuda" else Programmed)(function))
 
     def release_graphs(self) -> None:
         """Free all CUDA graphs and their memory. They are captured again when needed."""

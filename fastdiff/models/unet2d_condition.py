@@ -13,7 +13,6 @@ from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.errors import InputError
 from fastdiff.kernels.linear import linear
-from fastdiff.kernels.plans.cpu import fast_on_cpu
 from fastdiff.models import text_unet
 from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 from fastdiff.models.blocks.embeddings import (
@@ -266,7 +265,6 @@ class UNet2DConditionModel(Denoiser):
         return torch.cat([text_embeds.float(), embedded], dim=1).to(self.dtype)
 
     @torch.no_grad()
-    @fast_on_cpu()
     def predict(self, x: Tensor, conditioning: Conditioning, extras: Extras | None = None) -> Tensor:
         extras = extras or Extras()
         temb, _, (text, *text_bias) = conditioning

@@ -10,15 +10,17 @@ import re
 import stat
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fastdiff.arguments import shown
 from fastdiff.checkpoints.json_files import parse_json
 from fastdiff.errors import InputError
 from fastdiff.sampler_names import A1111_NAMES
 
 SCHEMA = 1
+NUMERICS = 2  # goes up when the bits of pictures change; a PNG without it has 1
 MAX_TEXT = 2**20  # bytes of one text chunk, before and after decompression
 MAX_CHUNKS = 2**20
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -32,7 +34,7 @@ def encode(image, record: dict[str, Any] | None = None) -> bytes:
     texts = {}
     if record is not None:
         texts["parameters"] = parameters_text(record)
-        texts["fastdiff"] = canonical_json({"schema": SCHEMA, **record})
+        texts["fastdiff"] = canonical_json({"schema": SCHEMA, "numerics": NUMERICS, **record})
     header, data = encode_pixels(image)
     stored = [chunk(b"iTXt", f"{name}\0\0\0\0\0{text}".encode()) for name, text in texts.items()]
     return b"".join([_SIGNATURE, header, *stored, *data, chunk(b"IEND", b"")])
@@ -130,6 +132,15 @@ def parse_record(text: str, path: str | Path) -> dict[str, Any]:
     if type(schema) is not int or schema != SCHEMA:
         raise InputError(f"{path} holds fastdiff settings in an unknown format; a newer fastdiff may read them")
     return record
+
+
+def numerics_notice(record: Mapping[str, Any], source: str | Path) -> str | None:
+    """Return a line if this version rounds differently from the version that drew the picture of `record`."""
+    theirs = record.get("numerics", 1)
+    if theirs == NUMERICS:
+        return None
+    drawn = f"{source} was drawn with numerics {shown(theirs)}, and this fastdiff has numerics {NUMERICS}"
+    return f"{drawn}; the picture may differ in its last bits"
 
 
 def _no_constant(name: str):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
+from fastdiff.requests import png
 from fastdiff.runs.drawing import Run
 from fastdiff.text.tokenizer import CLIPTokenizer
 
@@ -27,6 +28,12 @@ def find_notices(run: Run) -> list[str]:
     elif negative:
         texts.append(("negative prompt", negative))
     return [*lines, *_cut(texts, tokenizers)]
+
+
+def find_source_notices(source: str | None) -> list[str]:
+    """Return a notice if the PNG `source`, which a run repeats, was drawn with other numerics."""
+    line = None if source is None else png.numerics_notice(png.read_settings(source), source)
+    return [] if line is None else [line]
 
 
 def find_device_notices(device: "torch.device") -> list[str]:

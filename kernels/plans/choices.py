@@ -8,8 +8,7 @@ The ways to run an operation are::
     kernel     the generic Triton kernel, where no row says otherwise
 
 A row matches calls with its `facts`. The first row that matches, and whose way has no obstacle, decides. Other rows
-("weight", "convolution", "conv2d tile" and so on) say how a weight is loaded, which torch functions a reference uses
-on the CPU, and which tile some shapes have.
+("weight", "conv2d tile") say how a weight is loaded and which tile some shapes have.
 """
 
 import functools
@@ -29,7 +28,7 @@ from fastdiff.kernels.plans import confirmation
 from fastdiff.kernels.plans.conv2d_tiles import TILES, WIDE_TILE, ConvTile
 from fastdiff.kernels.plans.hopper_attention import AttentionPlan, AttentionTiles, FewKeys
 
-CPU, SM_90, ANY_CARD = "cpu", "sm_90", ""
+SM_90, ANY_CARD = "sm_90", ""
 # The source of a row: a file in benchmarks/results, or one of these.
 UNSAVED, CHOSEN = "measured, not saved", "chosen, not measured"
 
@@ -278,13 +277,6 @@ CHOICES = ChoiceTable((
     _tile(32, 64, 64, 50, WIDE_TILE),
     _tile(32, 128, 64, 50, WIDE_TILE),
     _tile(32, 192, 64, 50, WIDE_TILE),
-
-    # CPU references in float32, for models that ask for them (`plans.cpu`). oneDNN reorders the weight in each product.
-    # For convolutions with few elements torch would use a slower function instead of oneDNN.
-    Choice("product", CPU, {"by_onednn": True, "multiplications": span(2**23)}, "onednn", UNSAVED),
-    Choice("convolution", CPU, {"by_onednn": True}, "onednn", UNSAVED),
-    Choice("convolution", CPU, {"elements": span(0, 20480), "upsample": False}, "patches", CHOSEN),
-    Choice("normalisation", CPU, {"plain": True}, "torch", UNSAVED),
 ))  # fmt: skip
 
 

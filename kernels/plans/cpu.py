@@ -1,65 +1,40 @@
-"""Faster torch functions for the CPU references, for models that ask for them.
+"""The torch functions of the references, by oneDNN where it computes on this CPU in this dtype.
 
-They round differently from the usual functions, so a model must ask with `fast_on_cpu`. Models that were released
-before these functions do not ask, and keep their bits. All are for float32; `choices` says when each one is used.
-
-oneDNN computes products and convolutions here. torch itself uses BLAS for products, and for convolutions with few
-elements. On x86 its BLAS is MKL, which is half as fast on AMD processors, where it does not use AVX-512.
+oneDNN multiplies matrices in blocks. Each call with an ordinary weight reorders it; a traced forward
+(`fastdiff.execution.cpu_programs`) calls the same functions with weights that are reordered once, and gets the same
+bits. On x86, torch's own matrix products use MKL, which is half as fast on AMD processors, where it does not use
+AVX-512.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+import functools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels.plans.choices import CHOICES
+from fastdiff.kernels.host.leaves import Leaf
 
 MOST_MEAN = 4.0  # largest |mean| / standard deviation of a group for which torch's GroupNorm is as accurate as ours
 
-_wanted: ContextVar[bool] = ContextVar("fast_on_cpu", default=False)
+Padding = int | tuple[int, int, int, int]
 
 
-@contextmanager
-def fast_on_cpu() -> Iterator[None]:
-    """Run references with the functions of this module, inside the block or the decorated function."""
-    token = _wanted.set(True)
-    try:
-        yield
-    finally:
-        _wanted.reset(token)
+def by_onednn(x: Tensor) -> bool:
+    """Whether oneDNN computes with x: float32, or bfloat16 on a CPU that has instructions for it."""
+    return x.device.type == "cpu" and _computes(x.dtype) and x.numel() > 0
 
 
-def _takes(x: Tensor) -> bool:
-    """Whether the model asks for these functions, and they support x."""
-    return x.device.type == "cpu" and x.dtype == torch.float32 and _wanted.get()  # last: dynamo cannot trace it
-
-
-def _way(operation: str, x: Tensor, **sizes: int | bool) -> str:
-    """Return the way of a reference on x from the table of choices; "torch" if no row matches.
-
-    torch.compile traces this function, so it must not use a cache.
-    """
-    if x.device.type != "cpu":
-        return "torch"
-    facts = sizes | {"by_onednn": _takes(x) and torch.backends.mkldnn.is_available()}
-    return next((row.way for row in CHOICES.of[operation] if row.fits(facts)), "torch")
+@functools.cache
+def _computes(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return F.linear of x (..., C_in) and weight (C_out, C_in): (..., C_out)."""
-    if _way("product", x, multiplications=x.numel() * len(weight)) == "torch":
-        return F.linear(x, weight, bias)
-    pixels = x.reshape(1, 1, -1, x.shape[-1])
-    return convolution(pixels, weight[:, :, None, None], bias).view(*x.shape[:-1], len(weight))
-
-
-def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> Tensor:
-    """Return F.conv2d of pictures x (N, H, W, C_in): (N, H, W, C_out), contiguous."""
-    y = torch.mkldnn_convolution(x.permute(0, 3, 1, 2), weight, bias, (padding, padding), (stride, stride), (1, 1), 1)
-    return y.permute(0, 2, 3, 1).contiguous()
+    return _product(x, weight, bias) if by_onednn(x) else F.linear(x, weight, bias)
 
 
 def convolve(
@@ -67,53 +42,66 @@ def convolve(
     weight: Tensor,
     bias: Tensor | None,
     stride: int,
-    padding: int | tuple[int, int, int, int],
+    padding: Padding,
     upsample: bool,
+    added: Tensor | None = None,
 ) -> Tensor:
-    """Return the convolution that `kernels.conv2d` documents, (N, H_out, W_out, C_out), on any device."""
-    if weight.shape[2:] == (1, 1) and stride == 1 and padding == 0 and not upsample:
-        return product(x, weight.flatten(1), bias)
-    way = _way("convolution", x, elements=x.numel(), upsample=upsample)
-    if way == "patches":
-        return _convolve_patches(x, weight, bias, stride, padding)
+    """Return the convolution that `kernels.conv2d` documents, (N, H_out, W_out, C_out), on any device.
+
+    added: (N, H_out, W_out, C_out), added to the output.
+    """
     x = x.permute(0, 3, 1, 2)  # a view: NHWC memory is NCHW in torch's channels-last format
     if upsample:
         x = F.interpolate(x, scale_factor=2.0, mode="nearest")
     if isinstance(padding, tuple):
         x, padding = F.pad(x, padding), 0
-    if way == "onednn":
-        return convolution(x.permute(0, 2, 3, 1), weight, bias, stride, padding)
-    return F.conv2d(x, weight, bias, stride, padding).permute(0, 2, 3, 1).contiguous()
+    if by_onednn(x):
+        return _convolution(x, weight, bias, stride, padding, added)
+    y = F.conv2d(x, weight, bias, stride, padding).permute(0, 2, 3, 1)
+    return y.contiguous() if added is None else y + added
 
 
-def _convolve_patches(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int | tuple[int, int, int, int]
+@Leaf
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    weight = weight if weight.is_mkldnn else weight.contiguous()
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+@_product.packs
+def _pack_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
+    rows = x.numel() // x.shape[-1]
+    return x, torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows), bias
+
+
+@Leaf
+def _convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, added: Tensor | None
 ) -> Tensor:
-    """Convolve by one matrix product over the patches of x, each (kH, kW, C_in)."""
-    left, right, top, bottom = (padding,) * 4 if isinstance(padding, int) else padding
-    x = F.pad(x, (0, 0, left, right, top, bottom))
-    patches = x.unfold(1, weight.shape[2], stride).unfold(2, weight.shape[3], stride)  # (N, H, W, C_in, kH, kW)
-    return F.linear(patches.permute(0, 1, 2, 4, 5, 3).flatten(3), weight.permute(0, 2, 3, 1).flatten(1), bias)
+    """Convolve x (N, C_in, H, W) in channels-last memory to (N, H_out, W_out, C_out), contiguous."""
+    window = [padding] * 2, [stride] * 2, [1, 1], 1
+    if added is None:
+        y = torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *window, "none", [], "")
+    else:
+        added = added.permute(0, 3, 1, 2)
+        y = torch.ops.mkldnn._convolution_pointwise.binary(x, added, weight, bias, *window, "add", 1.0, None, [], None)
+    return y.permute(0, 2, 3, 1).contiguous()
 
 
-def normalises(x: Tensor, *, plain: bool) -> bool:
-    """Whether `normalised` supports x.
-
-    Args:
-        plain: whether nothing but the norm's own weight and bias is applied or given.
-    """
-    return _takes(x) and any(row.fits({"plain": plain}) for row in CHOICES.of["normalisation"])
+@_convolution.packs
+def _pack_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, *rest: Any) -> Any:
+    window = [padding] * 2, [stride] * 2, [1, 1], 1
+    packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *window, list(x.shape))
+    return x, packed, bias, stride, padding, *rest
 
 
-def normalised(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
-    """Return F.group_norm of pictures x (N, H, W, C), contiguous; None where it would be inaccurate.
+def group_norm(
+    x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, bool]:
+    """Return F.group_norm of pictures x (N, H, W, C), contiguous, and whether it is accurate.
 
     torch computes the variance from sums of squares, which cancel if the mean is large.
     """
     n, height, width, channels = x.shape
-    y, mean, rstd = torch.native_group_norm(
-        x.permute(0, 3, 1, 2), weight, bias, n, channels, height * width, num_groups, eps
-    )
-    if (mean * rstd).abs().max().item() <= MOST_MEAN:
-        return y.permute(0, 2, 3, 1).contiguous()
-    return None
+    x = x.permute(0, 3, 1, 2)
+    y, mean, rstd = torch.native_group_norm(x, weight, bias, n, channels, height * width, num_groups, eps)
+    return y.permute(0, 2, 3, 1).contiguous(), (mean * rstd).abs().max().item() <= MOST_MEAN

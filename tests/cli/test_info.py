@@ -18,6 +18,7 @@ def test_info_prints_the_settings(fastdiff, tmp_path, refused):
     assert done.stdout.startswith("a\\x1b[31m b\nSteps: 2, Sampler: DDIM, CFG scale: 2.0, Seed: 7,")
     assert "\nlabel: a\\x1b[31m b\n" in done.stdout and "\nseed: 7\n" in done.stdout
     texts = json.loads(fastdiff("info", "--json", "x.png").stdout)
-    assert texts["fastdiff"] == record | {"schema": 1} and texts["parameters"].startswith("a\x1b[31m b\nSteps: 2")
+    assert texts["fastdiff"] == record | {"schema": 1, "numerics": png.NUMERICS}
+    assert texts["parameters"].startswith("a\x1b[31m b\nSteps: 2")
     Image.new("L", (1, 1)).save(tmp_path / "bare.png")
     refused(fastdiff("info", "bare.png"), r"bare\.png holds no settings; give a PNG")

@@ -52,7 +52,7 @@ def test_sample_draws_the_default_labels_and_a_grid(here, tmp_path, files):
     assert files(tmp_path) == sorted([*(line["path"] for line in lines), "outputs/grid.png"])
     for line in lines:
         settings = png.read_settings(tmp_path / line["path"])
-        assert settings == line["settings"] | {"schema": 1}
+        assert settings == line["settings"] | {"schema": 1, "numerics": png.NUMERICS}
         assert (settings["num_inference_steps"], settings["guidance_scale"], settings["dtype"]) == (2, 4.0, "float32")
         assert settings["use_clipped_model_output"] is True and settings["versions"]["torch"] == torch.__version__
         with Image.open(tmp_path / line["path"]) as image:

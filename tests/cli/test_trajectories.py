@@ -34,7 +34,7 @@ def test_sample_writes_arrays_and_plots(here, planner, tmp_path, files):
         assert (array.dtype, array.shape) == (np.float32, (14, 16))
         np.testing.assert_array_equal(array, trajectory)
         settings = png.read_settings(tmp_path / line["path"])
-        assert settings == line["settings"] | {"schema": 1}
+        assert settings == line["settings"] | {"schema": 1, "numerics": png.NUMERICS}
         assert (settings["horizon"], settings["seed"], settings["scheduler"]) == (16, line["seed"], "ddpm")
         with Image.open(tmp_path / line["path"]) as image:
             assert image.size == (settings["width"], settings["height"])

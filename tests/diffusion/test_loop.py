@@ -13,8 +13,9 @@ from fastdiff import (
 )
 from fastdiff.diffusion.conditions import Conditions, Guidance
 from fastdiff.diffusion.loop import _Loop, denoise
-from fastdiff.execution.cuda_graphs import Fixed, Ungraphed, _describe, map_tensors, plain
+from fastdiff.execution.cuda_graphs import _describe
 from fastdiff.execution.memory import OutOfMemoryError, Portions
+from fastdiff.execution.trees import Fixed, Plainly, map_tensors, plain
 from fastdiff.kernels.denoise import EARLIER, denoise_step, philox_normal
 from fastdiff.samplers.shared.from_config import scheduler_from_config
 from tests.support.pairwise import each_sampler
@@ -190,7 +191,7 @@ class Recorder:
         def run(*inputs, wanted):
             self.calls.append(inputs)
             self.keys.add((name, map_tensors(_describe, plain(inputs))))
-            return Ungraphed(function)(*inputs, wanted=wanted)
+            return Plainly(function)(*inputs, wanted=wanted)
 
         return run
 

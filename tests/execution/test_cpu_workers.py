@@ -32,10 +32,10 @@ def test_an_error_of_a_picture_is_raised():
 
 def test_threads_that_come_later_keep_the_processs_setting():
     before = torch.get_num_threads()
-    torch.set_num_threads(6)
+    torch.set_num_threads(8)
     try:
         with cpu_workers._cpu_workers.__wrapped__() as workers, ThreadPoolExecutor(1) as other:
-            assert workers.submit(torch.get_num_threads).result() == 1
-            assert other.submit(torch.get_num_threads).result() == torch.get_num_threads() == 6
+            assert workers.submit(torch.get_num_threads).result() == 4
+            assert other.submit(torch.get_num_threads).result() == torch.get_num_threads() == 8
     finally:
         torch.set_num_threads(before)

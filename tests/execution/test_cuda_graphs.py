@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastdiff.execution.cuda_graphs import CAPACITY, Graphed, map_tensors
+from fastdiff.execution.cuda_graphs import CAPACITY, Graphed
 from fastdiff.execution.memory import is_out_of_memory
+from fastdiff.execution.trees import map_tensors
 
 
 class Pair(NamedTuple):

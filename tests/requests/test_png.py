@@ -56,6 +56,7 @@ IHDR = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))
 IDAT = chunk(b"IDAT", zlib.compress(b"\0\0"))
 IEND = chunk(b"IEND", b"")
 SETTINGS = png.canonical_json({"schema": 1, "seed": 7}).encode()
+WRITTEN = {"schema": 1, "numerics": png.NUMERICS}  # what every record gets
 
 
 def itxt(keyword: bytes, text: bytes, compressed: bool = False) -> bytes:
@@ -70,7 +71,7 @@ def written(tmp_path):
 
 
 def test_settings_come_back_and_the_picture_is_whole(written):
-    assert png.read_settings(written) == RECORD | {"schema": 1}
+    assert png.read_settings(written) == RECORD | WRITTEN
     with Image.open(written) as image:
         assert image.getpixel((0, 0)) == (255, 0, 0)
 
@@ -84,7 +85,7 @@ def test_text_chunks_stand_before_the_pixels(written):
 def test_any_record_comes_back(tmp_path_factory, record):
     path = tmp_path_factory.getbasetemp() / f"round-trip-{os.getpid()}.png"
     path.write_bytes(png.encode(Image.new("L", (1, 1)), record))
-    assert png.read_settings(path) == record | {"schema": 1}
+    assert png.read_settings(path) == record | WRITTEN
 
 
 def test_sd_parsers_reads_the_parameters(written):
@@ -149,7 +150,7 @@ def test_sd_parsers_is_not_fooled_by_prompts(tmp_path):
     path.write_bytes(png.encode(Image.new("RGB", (8, 6)), record))
     (sampler,) = ParserManager().parse(path).samplers
     assert [p.value for p in sampler.prompts] == [harmless] == [p.value for p in sampler.negative_prompts]
-    assert png.read_settings(path) == record | {"schema": 1}
+    assert png.read_settings(path) == record | WRITTEN
 
 
 @pytest.mark.parametrize(
@@ -289,5 +290,19 @@ def test_memory_stays_bounded_whatever_the_file_holds(tmp_path):
 
 def test_the_record_is_json_as_it_is(written):
     text = png.read_text(written)["fastdiff"]
-    assert json.loads(text) == RECORD | {"schema": 1}
+    assert json.loads(text) == RECORD | WRITTEN
     assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"numerics": png.NUMERICS}, None),
+        ({}, f"a.png was drawn with numerics 1, and this fastdiff has numerics {png.NUMERICS}; the picture may"),
+        ({"numerics": "x"}, "a.png was drawn with numerics 'x', and"),
+    ],
+    ids=["equal", "none", "another"],
+)
+def test_other_numerics_are_said(record, said):
+    notice = png.numerics_notice(record, "a.png")
+    assert notice == said or (said and notice.startswith(said))

@@ -113,7 +113,7 @@ def test_the_texts_are_those_that_pil_writes():
     info, buffer = PngInfo(), io.BytesIO()
     image, record = picture("RGB", 4, 4), RECORD | {"label": "Wörter, 绘画 🙂 \ud800"}
     info.add_itxt("parameters", png.parameters_text(record))
-    info.add_itxt("fastdiff", png.canonical_json({"schema": 1, **record}))
+    info.add_itxt("fastdiff", png.canonical_json({"schema": 1, "numerics": png.NUMERICS, **record}))
     image.save(buffer, format="PNG", pnginfo=info)
     theirs, ours = (
         [each for each in parsed(data) if each[0] != b"IDAT"] for data in (buffer.getvalue(), png.encode(image, record))

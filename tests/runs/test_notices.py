@@ -3,14 +3,16 @@
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
+from fastdiff.requests import png
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run
-from fastdiff.runs.notices import find_notices
+from fastdiff.runs.notices import find_notices, find_source_notices
 
 LONG = "the photo of the cat riding the photo of the astronaut riding the photo of the cat of the ocean of the cat"
 
@@ -51,3 +53,13 @@ def test_a_tokenizer_that_is_missing_is_refused(run, tmp_path):
     drawn = run()
     with pytest.raises(InputError, match=r"has neither tokenizer\.json nor vocab\.json"):
         find_notices(replace(drawn, card=replace(drawn.card, folder=tmp_path)))
+
+
+def test_a_picture_of_other_numerics(run, tmp_path):
+    for numerics, count in ((png.NUMERICS, 0), (png.NUMERICS + 1, 1)):
+        path = tmp_path / f"{numerics}.png"
+        size = {"width": 1, "height": 1}
+        record = run().request.as_record() | size | {"seed": 1, "prompt": "a cat", "versions": {}, "numerics": numerics}
+        path.write_bytes(png.encode(Image.new("RGB", (1, 1)), record))
+        assert len(find_source_notices(str(path))) == count
+    assert find_source_notices(None) == []
