@@ -142,7 +142,6 @@ def _read(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"--resume: {error}; {remedy}") from None
     wrong = _differing(record, expected)
     if wrong:
-<<<<<<< HEAD
         found, expected = _UNSAID | record, _UNSAID | dict(expected)
         differences = [f"{name} {_shown(found.get(name))}, not {_shown(expected[name])}" for name in wrong[:_SHOWN]]
         raise InputError(f"{path} was drawn with {', '.join(differences)}; {remedy}")
@@ -156,14 +155,7 @@ def _differing(record: Mapping[str, Any], expected: Mapping[str, Any]) -> list[s
 
 
 def _without_schema(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name != "schema"}
-=======
-        differences = ", ".join(
-            f"{name} {_shown(found.get(name))}, not {_shown(expected[name])}" for name in wrong[:_SHOWN]
-        )
-        raise InputError(f"{path} was drawn with {differences}; {remedy}")
     return {name: value for name, value in record.items() if name not in ("schema", "numerics")}
->>>>>>> 0605bcc (CPU: forwards are traced and replayed with packed weights; a picture uses up to four threads)
 
 
 def _shown(value: Any) -> str:

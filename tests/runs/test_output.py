@@ -103,20 +103,11 @@ def finished(run, place, size=(8, 6), **settings) -> Finished:
 def test_pictures_and_grid_hold_their_settings(run, tmp_path):
     output = check(run, tmp_path / "new", grid=True)
     sheet = ContactSheet(len(run.cells), output.columns)
-<<<<<<< HEAD
     for place in range(len(run.cells)):
         picture = finished(run, place)
-        assert png.read_settings(output.write(picture)) == picture.record | {"schema": 1}
+        assert png.read_settings(output.write(picture)) == picture.record | {"schema": 1, "numerics": png.NUMERICS}
         sheet.paste(place, picture.image)
     grid = png.read_settings(output.write_grid(output.grid, sheet.image, run, picture.record))
-=======
-    for place, cell in enumerate(run.cells):
-        image = Image.new("RGB", (8, 6))
-        finished = Finished(place, cell, image, RECORD | {"seed": cell.seed, "label": cell.label_name})
-        assert png.read_settings(output.write(finished)) == finished.record | {"schema": 1, "numerics": png.NUMERICS}
-        sheet.paste(place, image)
-    grid = png.read_settings(output.write_grid(output.grid, sheet.image, run, finished.record))
->>>>>>> 0605bcc (CPU: forwards are traced and replayed with packed weights; a picture uses up to four threads)
     labels = ["fluent-3d hearts", "fluent-3d creatures"]
     assert (grid["seed"], grid["label"], grid["width"], grid["height"]) == ([7, 8], labels, 22, 18)
 

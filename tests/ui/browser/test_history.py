@@ -29,7 +29,7 @@ def test_delete_shows_the_next_picture_and_undo_the_deleted_one(page, tmp_path):
     assert enlarged(page) == "21"
     for button in ("#delete", "#history"):
         box = page.locator(button).bounding_box()
-        assert 0 <= box["y"] and box["y"] + box["height"] <= 800, button
+        assert box["y"] >= 0 and box["y"] + box["height"] <= 800, button
     assert page.locator("#delete").bounding_box()["width"] < 250
     page.locator("#delete").click()
     until(page, lambda: enlarged(page) == "20")
