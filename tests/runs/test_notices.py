@@ -59,7 +59,11 @@ def test_a_picture_of_other_numerics(run, tmp_path):
     for numerics, count in ((png.NUMERICS, 0), (png.NUMERICS + 1, 1)):
         path = tmp_path / f"{numerics}.png"
         size = {"width": 1, "height": 1}
-        record = run().request.as_record() | size | {"seed": 1, "prompt": "a cat", "versions": {"fastdiff": "0"}, "numerics": numerics}
+        record = (
+            run().request.as_record()
+            | size
+            | {"seed": 1, "prompt": "a cat", "versions": {"fastdiff": "0"}, "numerics": numerics}
+        )
         path.write_bytes(png.encode(Image.new("RGB", (1, 1)), record))
         assert len(find_source_notices(str(path))) == count
     assert find_source_notices(None) == []
