@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fastdiff.checkpoints.weights import diffusers_keys
 from fastdiff.diffusion.conditioning import ConditioningTable
 from fastdiff.diffusion.conditions import Conditions
-from fastdiff.execution.trees import Fixed, map_tensors
+from fastdiff.execution.replaying.trees import Fixed, map_tensors
 from fastdiff.models.blocks.conditioning import GROUP, Conditioning, Prompt
 from fastdiff.models.denoiser import Denoiser, Recalled
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fastdiff.diffusion.conditions import Conditions
+from fastdiff.execution.replaying.trees import map_tensors
 from fastdiff.execution.transfers import upload
-from fastdiff.execution.trees import map_tensors
 from fastdiff.models.blocks.conditioning import GROUP, Conditioning, in_groups
 from fastdiff.models.blocks.protocols import DenoiserLike
 

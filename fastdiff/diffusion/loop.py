@@ -18,7 +18,7 @@ from fastdiff.diffusion.conditions import Conditions
 from fastdiff.diffusion.trajectories import KnownValues
 from fastdiff.execution.cpu_workers import map_in_turn, map_pictures
 from fastdiff.execution.memory import Portions
-from fastdiff.execution.trees import Fixed, map_tensors
+from fastdiff.execution.replaying.trees import Fixed, map_tensors
 from fastdiff.kernels.denoise import EARLIER, StepOptions, denoise_step
 from fastdiff.kernels.scale_input import scale_input
 from fastdiff.models.blocks.conditioning import Conditioning

@@ -10,8 +10,8 @@ from fastdiff.arguments import as_float, naming, shown
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.registry import DenoiserPart
 from fastdiff.errors import InputError
+from fastdiff.execution.replaying.trees import Fixed
 from fastdiff.execution.tensors import INDICES, REAL, beside, tensor, within
-from fastdiff.execution.trees import Fixed
 from fastdiff.models.blocks.conditioning import Conditioning, Given, Prompt
 from fastdiff.models.blocks.resnet import Conditioned
 from fastdiff.models.model import Model

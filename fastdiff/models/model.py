@@ -18,10 +18,10 @@ from fastdiff.checkpoints.quantisation import formats
 from fastdiff.checkpoints.registry import ModelPart
 from fastdiff.checkpoints.saving import HUB_OPTIONS, divided
 from fastdiff.errors import InputError
-from fastdiff.execution.cpu_programs import Programmed
-from fastdiff.execution.cuda_graphs import Graphed
 from fastdiff.execution.devices import check_precision, check_weights_dtype, on_meta, resolve_device, resolve_dtype
-from fastdiff.execution.trees import Function, Plainly
+from fastdiff.execution.replaying.cpu_programs import Programmed
+from fastdiff.execution.replaying.cuda_graphs import Graphed
+from fastdiff.execution.replaying.trees import Function, Plainly
 from fastdiff.kernels.host.compiling import get_ready
 from fastdiff.kernels.host.weights import Quantised
 from fastdiff.kinds import Precision

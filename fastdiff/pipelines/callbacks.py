@@ -10,8 +10,8 @@ from torch import Tensor
 from fastdiff.arguments import shown
 from fastdiff.diffusion.conditions import Conditions
 from fastdiff.errors import InputError
+from fastdiff.execution.replaying.trees import map_tensors
 from fastdiff.execution.tensors import REAL, tensor
-from fastdiff.execution.trees import map_tensors
 from fastdiff.kinds import NotNegative
 from fastdiff.schema import checked
 

@@ -1,7 +1,7 @@
 """The torch functions of the references, by oneDNN where it computes on this CPU in this dtype.
 
 oneDNN multiplies matrices in blocks. Each call with an ordinary weight reorders it; a traced forward
-(`fastdiff.execution.cpu_programs`) calls the same functions with weights that are reordered once, and gets the same
+(`fastdiff.execution.replaying.cpu_programs`) calls the same functions with weights that are reordered once, and gets the same
 bits. On x86, torch's own matrix products use MKL, which is half as fast on AMD processors, where it does not use
 AVX-512.
 """

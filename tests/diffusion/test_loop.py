@@ -13,9 +13,9 @@ from fastdiff import (
 )
 from fastdiff.diffusion.conditions import Conditions, Guidance
 from fastdiff.diffusion.loop import _Loop, denoise
-from fastdiff.execution.cuda_graphs import _describe
 from fastdiff.execution.memory import OutOfMemoryError, Portions
-from fastdiff.execution.trees import Fixed, Plainly, map_tensors, plain
+from fastdiff.execution.replaying.cuda_graphs import _describe
+from fastdiff.execution.replaying.trees import Fixed, Plainly, map_tensors, plain
 from fastdiff.kernels.denoise import EARLIER, denoise_step, philox_normal
 from fastdiff.samplers.shared.from_config import scheduler_from_config
 from tests.support.pairwise import each_sampler

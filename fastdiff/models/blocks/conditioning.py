@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastdiff.execution.trees import map_tensors
+from fastdiff.execution.replaying.trees import map_tensors
 
 # Timesteps are embedded in groups of this size, padded if there are fewer. With products of one shape, the bits of a
 # timestep do not depend on the others. 32 is the largest batch of the benchmarks, so this costs them nothing (68ecf61).

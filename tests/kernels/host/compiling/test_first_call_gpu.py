@@ -13,7 +13,7 @@ FIRST_CALL = """
 import contextlib, subprocess, sys
 import torch, triton
 from fastdiff import UNet2DModel
-from fastdiff.execution import cuda_graphs
+from fastdiff.execution.replaying import cuda_graphs
 
 compiled, compile_c = [], subprocess.check_call
 ready = False

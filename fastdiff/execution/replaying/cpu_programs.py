@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastdiff.execution.cpu_trace import NoProgram, Program, trace
-from fastdiff.execution.cuda_graphs import CAPACITY
-from fastdiff.execution.trees import Fixed, Function, Tensors, chosen, map_tensors, plain
+from fastdiff.execution.replaying.cpu_trace import NoProgram, Program, trace
+from fastdiff.execution.replaying.cuda_graphs import CAPACITY
+from fastdiff.execution.replaying.trees import Fixed, Function, Tensors, chosen, map_tensors, plain
 from fastdiff.kernels.host.recording import recorder
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from fastdiff.execution.trees import Function, Tensors, map_tensors
+from fastdiff.execution.replaying.trees import Function, Tensors, map_tensors
 from fastdiff.kernels.host.leaves import Leaf, recording_leaves
 
 MOST_PACKED = 2**29  # bytes of packed weights in a program, which are a second copy; chosen, not measured

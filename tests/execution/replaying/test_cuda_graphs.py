@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastdiff.execution.cuda_graphs import CAPACITY, Graphed
 from fastdiff.execution.memory import is_out_of_memory
-from fastdiff.execution.trees import map_tensors
+from fastdiff.execution.replaying.cuda_graphs import CAPACITY, Graphed
+from fastdiff.execution.replaying.trees import map_tensors
 
 
 class Pair(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastdiff.execution.trees import Fixed, Function, Tensors, chosen, map_tensors, plain
+from fastdiff.execution.replaying.trees import Fixed, Function, Tensors, chosen, map_tensors, plain
 from fastdiff.kernels.host.compiling import only_compiling
 from fastdiff.kernels.host.recording import recorder
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fastdiff.execution import cpu_programs, cpu_trace
-from fastdiff.execution.cpu_programs import Programmed
-from fastdiff.execution.trees import Fixed
+from fastdiff.execution.replaying import cpu_programs, cpu_trace
+from fastdiff.execution.replaying.cpu_programs import Programmed
+from fastdiff.execution.replaying.trees import Fixed
 from fastdiff.kernels.conv2d import conv2d
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host.leaves import Leaf
