@@ -1,9 +1,8 @@
 """The torch functions of the references, by oneDNN where it computes on this CPU in this dtype.
 
-oneDNN multiplies matrices in blocks. Each call with an ordinary weight reorders it; a traced forward
-(`fastdiff.execution.replaying.cpu_programs`) calls the same functions with weights that are reordered once, and gets the same
-bits. On x86, torch's own matrix products use MKL, which is half as fast on AMD processors, where it does not use
-AVX-512.
+oneDNN multiplies matrices in blocks, and each call with an ordinary weight reorders it. A traced forward
+(`fastdiff.execution.replaying`) calls the same functions with weights that are reordered once, and gets the same bits.
+torch's own matrix products use MKL on x86, which is half as fast on AMD processors, where it does not use AVX-512.
 """
 
 import functools
