@@ -49,7 +49,7 @@ def _values(value: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Search:
-    """What the History tab shows; empty values show everything."""
+    """The filters of the History tab; empty values show everything."""
 
     text: str = ""
     model: str = ""

@@ -176,12 +176,12 @@ def test_damaged_favourites_stay_as_they_are(tmp_path, text):
 
 @pytest.mark.slow
 def test_a_page_of_20_000_pictures_takes_tenths_of_a_second(tmp_path):
-    data = png.encode(PIXELS, RECORD)
+    first = add(tmp_path, "users/first.png")  # links to it are faster than files
     for run in range(5000):
         folder = tmp_path / "2001-02-03" / f"{run:06}-abcd"
         folder.mkdir(parents=True)
         for number in range(4):
-            (folder / f"{number}.png").write_bytes(data)
+            os.link(first, folder / f"{number}.png")
     time.sleep(2.1)  # until the folders are settled
     assert Index(tmp_path).find(ALL, (), 0, 40).total == 20_000
     seconds = []
@@ -189,5 +189,4 @@ def test_a_page_of_20_000_pictures_takes_tenths_of_a_second(tmp_path):
         start = time.perf_counter()
         Index(tmp_path).find(search, (), 4000, 40)
         seconds.append(time.perf_counter() - start)
-    print(seconds)
     assert min(seconds) < 1
