@@ -1,26 +1,34 @@
 """The API of the page: /generate and /models, documented on Gradio's API page."""
 
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from anyio import to_thread
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests import defaults
-from fastdiff.ui.drawing import draw, prepare
+from fastdiff.runs.drawing import Progress, Run
+from fastdiff.ui.drawing import Drawn, draw, prepare
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.messages import PROBLEMS, explain
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
-from fastdiff.ui.parts.running import DEVICE, left_by_cancel
+from fastdiff.ui.parts.running import subject_of, title_of
+from fastdiff.ui.progress import View
 from fastdiff.ui.serving.owners import shelf_of
+from fastdiff.ui.serving.queue import Job
 from fastdiff.ui.serving.store import Store, new_folder
+
+INTERVAL = 0.02  # seconds between two looks at a run
 
 
 def add_api(engine: Engine, limits: Limits, store: Store) -> None:
     """Add the two API functions to the page that is being built."""
 
-    def generate(  # type: ignore[misc]  # Gradio takes the return type as the type of each yielded value
+    async def generate(  # type: ignore[misc]  # Gradio takes the return type as the type of each yielded value
         model: str | None = None,
         label: str | int | None = None,
         seed: int = defaults.SEED,
@@ -63,9 +71,11 @@ def add_api(engine: Engine, limits: Limits, store: Store) -> None:
         )
         files, progress = [], gr.Progress()
         try:
-            for at, drawn in draw(prepare(asked, engine, limits), engine, _folder(store, limits, request)):
-                progress(at.fraction, desc=f"step {at.step.index + 1} of {at.step.num_steps}")
-                files += [gr.FileData(path=str(picture.path)).model_dump() for picture in drawn]
+            run = await to_thread.run_sync(prepare, asked, engine, limits)
+            async for view in _drawn(asked, run, engine, limits, store, request):
+                if view.step:
+                    progress(view.fraction, desc=view.step)
+                files = [gr.FileData(path=str(picture.path)).model_dump() for picture in view.drawn]
                 yield files
         except PROBLEMS as error:
             raise gr.Error(explain(error), print_exception=False) from None
@@ -74,8 +84,36 @@ def add_api(engine: Engine, limits: Limits, store: Store) -> None:
         """List the available models: name, size in pixels, labels or prompts, and default settings."""
         return [_description(engine.catalogue, card) for card in engine.catalogue.cards()]
 
-    gr.api(left_by_cancel(generate), api_name="generate", concurrency_id=DEVICE)
+    gr.api(generate, api_name="generate", concurrency_limit=None)
     gr.api(list_models, api_name="models", queue=False)
+
+
+async def _drawn(
+    asked: UncheckedRequest, run: Run, engine: Engine, limits: Limits, store: Store, request: gr.Request | None
+) -> AsyncIterator[View]:
+    """Draw a run in its turn. Yields its view after each step. A client that leaves cancels the run."""
+    owner = str(store.root) if request is None else str(shelf_of(store, request).folder)
+    _folder(store, limits, request)  # raises if the quota is used up
+    view, seen = View(has_previews=False), -1.0
+
+    def steps() -> Iterator[tuple[Progress, list[Drawn]]]:
+        yield from draw(run, engine, _folder(store, limits, request))
+
+    title = title_of(subject_of(asked), len(run.cells))
+    job = Job(owner, "API", title, view.follow(steps()), [view])
+    engine.queue.add(job, limits.waiting, limits.waiting_of_one)
+    try:
+        while not job.has_ended:
+            engine.queue.active(owner)  # the client still listens
+            if job.fraction != seen:
+                seen = job.fraction
+                yield view
+            await asyncio.sleep(INTERVAL)
+        if job.error is not None:
+            raise job.error
+        yield view
+    finally:
+        engine.queue.cancel(owner, job.id)
 
 
 def _folder(store: Store, limits: Limits, request: gr.Request | None) -> Path:

@@ -1,14 +1,16 @@
 """The Compare tab: draw one seed with two settings, and show both times and the difference of the pictures."""
 
+import functools
 import html
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 import numpy as np
+from gradio.blocks import Block
 from gradio.components import Component
 from PIL import Image
 
@@ -19,9 +21,12 @@ from fastdiff.ui.gallery import required
 from fastdiff.ui.parts.form import Form
 from fastdiff.ui.parts.messages import PROBLEMS, note, problem
 from fastdiff.ui.parts.request import Limits
-from fastdiff.ui.parts.running import QUICK, Buttons, Updates, starting
+from fastdiff.ui.parts.running import QUICK, RunControls, Updates, status_of, subject_of, title_of
 from fastdiff.ui.parts.upload import form_settings
-from fastdiff.ui.progress import bar, with_previews
+from fastdiff.ui.progress import View
+from fastdiff.ui.serving.queue import Job
+
+KIND = "Compare"  # of jobs
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,12 @@ class Result:
     def components(self) -> list[Component]:
         return list(vars(self).values())
 
-    def show(self, drawn: Drawn) -> Updates:
+    def show(self, drawn: Drawn | None, live: str) -> Updates:
         return {
-            self.live: "",
-            self.picture: str(drawn.path),
+            self.live: live,
+            self.picture: None if drawn is None else str(drawn.path),
             self.drawn: drawn,
-            self.use: gr.update(visible=True),
+            self.use: gr.update(visible="hidden" if drawn is None else True),
         }
 
 
@@ -66,19 +71,20 @@ class CompareTab:
     engine: Engine
     form: Form
     session: gr.State
-    buttons: Buttons
+    timer: gr.Timer
+    controls: RunControls
     status: gr.HTML
     slider: gr.ImageSlider
     results: tuple[Result, Result]
 
     @classmethod
-    def build(cls, engine: Engine, card: ModelCard, limits: Limits, session: gr.State) -> "CompareTab":
+    def build(cls, engine: Engine, card: ModelCard, limits: Limits, session: gr.State, timer: gr.Timer) -> "CompareTab":
         gr.Markdown(
             "Draw one seed with two settings, and see what the steps, the scheduler or the model change. "
             "To compare many values at once, use the X/Y sheet in the Draw tab."
         )
         form = Form.build(engine.catalogue, card, limits)
-        buttons = Buttons.build("Compare")
+        controls = RunControls.build("Compare")
         status = gr.HTML(
             note("Choose two settings and press Compare."), elem_classes="status", min_height=60, padding=True
         )
@@ -87,7 +93,7 @@ class CompareTab:
         slider = gr.ImageSlider(
             label="A and B (drag to compare)", format="png", interactive=False, max_height=400, visible=False
         )
-        tab = cls(engine, form, session, buttons, status, slider, results)
+        tab = cls(engine, form, session, timer, controls, status, slider, results)
         tab._connect()
         return tab
 
@@ -95,14 +101,8 @@ class CompareTab:
         for side, controls in enumerate(self.form.sides):
             controls.model.input(self._follow(side), {*self.form.components}, self.shown, **QUICK)
         self.form.follow()
-        self.buttons.connect(
-            self.form.typed,
-            self.run,
-            {*self.form.components, self.session},
-            self.status,
-            [self.slider, *(each for result in self.results for each in result.components)],
-            live=[each.live for each in self.results],
-        )
+        inputs = {*self.form.components, self.session}
+        self.controls.connect(self.form.typed, self.add, inputs, self.status, [], self.timer)
 
     @property
     def shown(self) -> list[Component]:
@@ -119,27 +119,42 @@ class CompareTab:
 
         return follow
 
-    def run(self, data: Mapping[Component, Any], request: gr.Request) -> Iterator[Updates]:
-        """Draw A, then B. Yields after each step, where Gradio can cancel the run."""
+    def add(self, data: Mapping[Component, Any], request: gr.Request) -> Updates:
+        """Add a job that draws A, then B. Raises InputError like `prepare`, and if too many runs wait."""
         session: Session = data[self.session]
-        runs = [prepare(self.form.request(data, side), self.engine, self.form.limits) for side in range(2)]
-        start: Updates = {self.status: starting(self.engine.turns), self.slider: None}
-        yield start | {result.picture: None for result in self.results}
-        paths: list[Path] = []
-        seconds: list[float] = []
-        for name, run, result in zip("AB", runs, self.results, strict=True):
-            steps = draw(run, self.engine, session.shelf(request).new_folder())
-            for progress, drawn, live in with_previews(steps):
-                updates: Updates = {self.status: bar(progress, name)}
-                yield updates if live is None else updates | {result.live: live}
-                paths += [each.path for each in drawn]
-            seconds.append(progress.seconds)
-            yield result.show(drawn[0])
-        yield {
-            self.slider: gr.update(value=tuple(map(str, paths)), visible=True),
-            self.status: comparison_table(seconds, difference(*paths)),
-            **self.buttons.free,
-        }
+        shelf, limits = session.shelf(request), self.form.limits
+        shelf.new_folder()  # raises if the quota is used up
+        asked = [self.form.request(data, side) for side in range(2)]
+        runs = [prepare(each, self.engine, limits) for each in asked]
+        views = [View(name) for name in "AB"]
+
+        def steps() -> Generator[float, None, None]:
+            for done, (run, view) in enumerate(zip(runs, views, strict=True)):
+                for fraction in view.follow(draw(run, self.engine, shelf.new_folder())):
+                    yield (done + fraction) / 2
+
+        title = title_of(f"Comparison: {subject_of(asked[0])}", 2)
+        job = Job(session.owner(request), KIND, title, steps(), views)
+        self.engine.queue.add(job, limits.waiting, limits.waiting_of_one)
+        return {}
+
+    def follow(self, session: Session, request: gr.Request) -> Updates:
+        """Return the updates that show the newest comparison of the user, also if another tab has started it."""
+        started = self.engine.queue.started(session.owner(request), KIND)
+        if not started:
+            return {}
+        job = started[0]
+        updates: Updates = {self.status: status_of(job, _told)}
+        for result, view in zip(self.results, job.views, strict=True):
+            updates |= result.show(next(filter(_exists, view.drawn), None), view.live if not job.has_ended else "")
+        drawn = [each for view in job.views for each in view.drawn if _exists(each)]
+        pair = tuple(str(each.path) for each in drawn) if len(drawn) == 2 and job.has_ended else None
+        return updates | {self.slider: gr.update(value=pair, visible=pair is not None)}
+
+    @property
+    def followed(self) -> list[Block]:
+        """The components that `follow` updates."""
+        return [self.status, self.slider, *(each for result in self.results for each in result.components)]
 
     def send(self, chosen: Drawn | None) -> Updates:
         """Fill in the settings of a picture for both A and B, so the user can change one of them."""
@@ -153,6 +168,20 @@ class CompareTab:
         return updates | {self.status: done}
 
 
+def _exists(drawn: Drawn) -> bool:
+    """Return whether a picture has not been deleted."""
+    return drawn.path.exists()
+
+
+def _told(job: Job) -> str:
+    """Return the HTML of the status line of a finished comparison."""
+    drawn = [each for view in job.views for each in view.drawn]
+    if not all(map(_exists, drawn)):
+        return note("A picture of this comparison was deleted.")
+    return comparison_table([view.seconds for view in job.views], difference(*(each.path for each in drawn)))
+
+
+@functools.lru_cache(16)
 def difference(a: Path, b: Path) -> str:
     """Describe the difference between two pictures in words; pixel values are 0 to 255."""
     with Image.open(a) as first, Image.open(b) as second:

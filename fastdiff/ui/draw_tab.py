@@ -1,8 +1,7 @@
 """The Draw tab: the form, progress with a live preview, Cancel, and the pictures of the run."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -22,12 +21,15 @@ from fastdiff.ui.parts.examples import build_examples, example_of, fit_examples
 from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, number_of_pictures, problem
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
-from fastdiff.ui.parts.running import QUICK, Buttons, Updates, starting
+from fastdiff.ui.parts.running import QUICK, RunControls, Updates, status_of, subject_of, title_of, words_of_place
 from fastdiff.ui.parts.subject import LabelPickers
 from fastdiff.ui.parts.upload import build_upload, form_settings, read_foreign, read_record, uploaded_path
-from fastdiff.ui.progress import bar, with_previews
+from fastdiff.ui.progress import View
+from fastdiff.ui.serving.queue import Job, State
+from fastdiff.ui.serving.store import Shelf
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 
+KIND = "Draw"  # of jobs
 # settings that the form cannot show: it has no field for the first three, and an empty negative prompt means none
 UNSHOWN = ("revision", "variant", "use_clipped_model_output", "negative_prompt")
 
@@ -36,10 +38,11 @@ UNSHOWN = ("revision", "variant", "use_clipped_model_output", "negative_prompt")
 class DrawTab:
     engine: Engine
     form: DrawForm
-    buttons: Buttons
+    controls: RunControls
     examples: gr.HTML
     upload: gr.File
     session: gr.State
+    timer: gr.Timer
     status: gr.HTML
     preview: gr.HTML
     stage: Stage
@@ -47,11 +50,11 @@ class DrawTab:
     panel: Panel
 
     @classmethod
-    def build(cls, engine: Engine, card: ModelCard, limits: Limits, session: gr.State) -> "DrawTab":
+    def build(cls, engine: Engine, card: ModelCard, limits: Limits, session: gr.State, timer: gr.Timer) -> "DrawTab":
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
                 form = DrawForm.build(engine.catalogue, card, limits)
-                buttons = Buttons.build("Generate")
+                controls = RunControls.build("Generate")
             with gr.Column(scale=3, min_width=300, elem_classes="stage-side"):
                 status = gr.HTML(
                     note("Choose what to draw and press Generate."),
@@ -70,16 +73,14 @@ class DrawTab:
                 examples = build_examples(card)
             with gr.Column(scale=1, min_width=260):
                 upload = build_upload()
-        tab = cls(engine, form, buttons, examples, upload, session, status, live, stage, save, panel)
+        tab = cls(engine, form, controls, examples, upload, session, timer, status, live, stage, save, panel)
         tab._connect()
         return tab
 
     def _connect(self) -> None:
-        outputs = [self.preview, self.stage.gallery, *self.panel.components, *self.form.seeds.components]
-        outputs.append(self.save.button)
-        inputs = {*self.form.components, self.session, self.stage.view}
-        running = self.buttons.connect(self.form.typed, self.run, inputs, self.status, outputs, live=[self.preview])
-        running.success(self.show_again, [self.session, self.stage.view], self.stage.gallery, **QUICK)
+        inputs = {*self.form.components, self.session}
+        own = self.form.seeds.components
+        self.controls.connect(self.form.typed, self.add, inputs, self.status, own, self.timer)
         # a hub model may take a while to download
         visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}
         self.form.model.input(self.follow_model, {*self.form.components}, self.shown, **visibly)
@@ -87,7 +88,7 @@ class DrawTab:
         self.form.axes.follow({*self.form.components}, self.form.request)
         self.save.connect(self.session, self.status)
         self.examples.click(self.try_example, self.form.model, self.shown, **QUICK).success(
-            None, js=self.buttons.press, **QUICK
+            None, js=self.controls.press, **QUICK
         )
         # Gradio's preprocessing would leave a file open
         restored = [*self.shown, self.upload]
@@ -100,50 +101,67 @@ class DrawTab:
         """The components that change with the model or the settings."""
         return [*self.form.components, self.form.axes.box, self.examples, self.status]
 
-    def run(self, data: Mapping[Component, Any], request: gr.Request) -> Iterator[Updates]:
-        """Draw the form's request. Yields after each step, where Gradio can cancel the run."""
+    def add(self, data: Mapping[Component, Any], request: gr.Request) -> Updates:
+        """Add the form's request to the queue. Raises InputError like `prepare`, and if too many runs wait."""
         session: Session = data[self.session]
         seed = self.form.seeds.chosen(data)
-        folder = session.shelf(request).new_folder()
-        runs, of_sheet, steps = self._start({**data, self.form.seed: seed}, folder)
-        notices = dict.fromkeys(line for run in runs if run.request.prompt for line in find_notices(run))
-        started: Updates = {self.form.seed: seed, self.form.seeds.spent: seed}
-        yield {self.status: starting(self.engine.turns), self.preview: "", **started}
-        pictures: list[Drawn] = []
-        shown: Updates = {}
-        for progress, drawn, live in with_previews(steps):
-            updates: Updates = {self.status: bar(progress)}
-            if drawn:  # earlier pictures stay until the first new one replaces them
-                is_sheet = AXES in drawn[0].record
-                is_first = (is_sheet or not pictures) and data[self.stage.view] != GRID
-                pictures = drawn + pictures if is_sheet else pictures + drawn
-                session.drawn, session.run = pictures, None if of_sheet else runs[0]
-                shown = self.stage.show(pictures, 0 if is_first else None) | self.save.show(session)
-                shown |= self.panel.show(drawn[0]) if is_first else {}
-                updates |= shown
-            yield updates if live is None else updates | {self.preview: live}
-        drew = number_of_pictures(len(pictures) - of_sheet)
-        drew += " and their sheet" if of_sheet else ""
-        done = [f"Drew {drew} in {progress.seconds:.1f} s", *notices]
-        # show the pictures again: the browser drops all but the last of simultaneous updates
-        yield {**shown, self.status: note("; ".join(done)), self.preview: "", **self.buttons.free}
-
-    def show_again(self, session: Session, view: str) -> Updates:
-        """Show the pictures of a finished run again, because the browser may drop simultaneous gallery updates."""
-        is_sheet = bool(session.drawn) and AXES in session.drawn[0].record
-        return self.stage.show(session.drawn, 0 if is_sheet and view != GRID else None)
+        shelf = session.shelf(request)
+        shelf.new_folder()  # raises if the quota is used up
+        title, view, steps = self._start({**data, self.form.seed: seed}, shelf)
+        limits = self.form.limits
+        job = Job(session.owner(request), KIND, title, view.follow(steps), [view])
+        self.engine.queue.add(job, limits.waiting, limits.waiting_of_one)
+        return {self.form.seed: seed, self.form.seeds.spent: seed}
 
     def _start(
-        self, data: Mapping[Component, Any], folder: Path
-    ) -> tuple[list[Run], bool, Iterator[tuple[Progress, list[Drawn]]]]:
-        """Return the requested runs, whether they form a sheet, and their steps. Raises InputError like `prepare`."""
+        self, data: Mapping[Component, Any], shelf: Shelf
+    ) -> tuple[str, View, Iterator[tuple[Progress, list[Drawn]]]]:
+        """Return the title, the view and the steps of the requested run. Raises InputError like `prepare`."""
         asked = self.form.request(data)
         axes = self.form.axes.chosen(data)
-        if axes:
-            sheet = prepare_sheet(asked, axes, self.engine, self.form.limits)
-            return sheet.runs, True, draw_sheet(sheet, self.engine, folder)
-        run = self.prepare(asked)
-        return [run], False, draw(run, self.engine, folder)
+        sheet = prepare_sheet(asked, axes, self.engine, self.form.limits) if axes else None
+        runs = sheet.runs if sheet else [self.prepare(asked)]
+        notices = dict.fromkeys(line for run in runs if run.request.prompt for line in find_notices(run))
+
+        def steps() -> Iterator[tuple[Progress, list[Drawn]]]:
+            folder = shelf.new_folder()
+            yield from draw_sheet(sheet, self.engine, folder) if sheet else draw(runs[0], self.engine, folder)
+
+        title = title_of("X/Y sheet" if sheet else subject_of(asked), sum(len(run.cells) for run in runs))
+        return title, View(run=None if sheet else runs[0], notices=notices), steps()
+
+    def follow(self, session: Session, request: gr.Request, view: str) -> Updates:
+        """Return the updates that show the newest run of the user, also if another tab has started it."""
+        queue, owner = self.engine.queue, session.owner(request)
+        waiting = [job for job in queue.active(owner) if job.kind == KIND]
+        started = queue.started(owner, KIND)
+        if waiting and waiting[0].state is State.WAITING:
+            return {self.status: note(words_of_place(queue.before(waiting[0]))), **self._show(started, session, view)}
+        if not started:
+            return {}
+        is_running = started[0].state is State.RUNNING
+        live = {self.status: status_of(started[0], _told), self.preview: started[0].views[0].live if is_running else ""}
+        return live | self._show(started, session, view)
+
+    def _show(self, started: Sequence[Job], session: Session, view: str) -> Updates:
+        """Return the updates that show the pictures of the newest run that has any, if they have changed."""
+        job = next((job for job in started if job.views[0].drawn), None)
+        if job is None or session.shown == (job.id, len(job.views[0].drawn)):
+            return {}
+        is_new = session.shown is None or session.shown[0] != job.id
+        session.shown = job.id, len(job.views[0].drawn)
+        pictures = [drawn for drawn in job.views[0].drawn if drawn.path.exists()]
+        if not pictures:
+            return {}
+        session.drawn, session.run = pictures, job.views[0].run
+        is_first = (is_new or AXES in pictures[0].record) and view != GRID
+        updates = self.stage.show(pictures, 0 if is_first else None) | self.save.show(session)
+        return updates | (self.panel.show(pictures[0]) if is_first else {})
+
+    @property
+    def followed(self) -> list[Block]:
+        """The components that `follow` updates."""
+        return [self.status, self.preview, self.stage.gallery, self.save.button, *self.panel.components]
 
     def prepare(self, asked: UncheckedRequest) -> Run:
         """Return the requested run. Raises InputError like `drawing.prepare`."""
@@ -244,6 +262,14 @@ class DrawTab:
         done = f"Loaded the settings of {first}{name}{', and its axes' if AXES in record else ''}"
         done += f"; not restored: {' and '.join(others)}" if others else ""
         return updates | {self.examples: fit_examples(run.card), self.status: note(done)}
+
+
+def _told(job: Job) -> str:
+    """Return the HTML of the status line of a finished run."""
+    view: View = job.views[0]
+    of_sheet = view.run is None
+    drew = f"Drew {number_of_pictures(len(view.drawn) - of_sheet)}{' and their sheet' if of_sheet else ''}"
+    return note("; ".join([f"{drew} in {view.seconds:.1f} s", *view.notices]))
 
 
 def _fit(

@@ -18,7 +18,6 @@ from fastdiff.runs.resuming import load_picture
 from fastdiff.runs.sheet import ContactSheet
 from fastdiff.runs.writing import write_beside
 from fastdiff.ui.engine import Engine
-from fastdiff.ui.history.search import Search
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.serving.store import Shelf, Store
@@ -42,8 +41,9 @@ class Session:
         self.run: Run | None = None  # the last run of the Draw tab; None for a sheet
         self.drawn: list[Drawn] = []  # the pictures of the Draw tab, in order; a sheet comes before its pictures
         self.listed: list[Drawn] = []  # the pictures that the History tab shows
-        self.search = Search()  # of the History tab
         self.deletion: tuple[str, float] | None = None  # the last one in History, and until when Undo is offered
+        self.shown: tuple[str, int] | None = None  # the job whose pictures Draw shows, and how many
+        self.sent: dict[Any, Any] = {}  # the last updates of components that show the queue
 
     def __deepcopy__(self, memo: dict) -> "Session":
         return Session(self.store)
@@ -51,6 +51,10 @@ class Session:
     def shelf(self, request: gr.Request) -> Shelf:
         """Return the shelf of the user who sent `request`."""
         return shelf_of(self.store, request)
+
+    def owner(self, request: gr.Request) -> str:
+        """Return the name in the queue of the user who sent `request`."""
+        return str(self.shelf(request).folder)
 
 
 def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
@@ -93,7 +97,7 @@ def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tu
     pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)
     output = Output([folder / f"{start}{path}" for path in files.picture_paths(pattern, run.cells, names)])
-    steps = engine.budget.watch(engine.turns.take(drawing.draw(run, pipe)))
+    steps = engine.budget.watch(drawing.draw(run, pipe))
     told = -INTERVAL
     for progress, drawn in write_beside(
         steps, lambda finished: Drawn(output.write(finished), finished.record), wait=pipe.device.type == "cpu"

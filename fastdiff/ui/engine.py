@@ -1,4 +1,4 @@
-"""The engine that all sessions share: models loaded once, steps computed one at a time, and the time limit."""
+"""The engine that all sessions share: models loaded once, the queue of runs, and the time limit."""
 
 import contextlib
 import threading
@@ -17,7 +17,8 @@ from fastdiff.pipelines.folders import scheduler_of
 from fastdiff.requests.defaults import DEVICE, PAGE, PAGE_ON_CPU, PRECISION
 from fastdiff.ui.budget import Budget
 from fastdiff.ui.parts.catalogue import Catalogue
-from fastdiff.ui.parts.running import Turns
+from fastdiff.ui.parts.messages import PROBLEMS
+from fastdiff.ui.serving.queue import Queue
 
 MAX_LOADED = 2  # models that stay in memory: a comparison uses two
 
@@ -46,7 +47,7 @@ class Engine:
                 self.preview_vae = AutoencoderTiny.from_pretrained(preview_vae, device=self.device, dtype=dtype)
         self.catalogue = Catalogue(folder, allow_hub, PAGE_ON_CPU if self.device.type == "cpu" else PAGE)
         self.budget = Budget(max_minutes)
-        self.turns = Turns()
+        self.queue = Queue(PROBLEMS)
         self._loaded: OrderedDict[tuple[Path, Precision], Pipeline] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -60,8 +61,9 @@ class Engine:
         with contextlib.suppress(MemoryError, DeviceLostError):  # the first run reports it to its user
             pipe = self.pipeline(self.catalogue.card(name), None)
             subject = {"prompt": ""} if pipe.reads_text else {"class_labels": 0 if pipe.info.labels else None}
-            for _ in self.turns.take(pipe.stream(num_inference_steps=1, **subject)):
-                pass
+            with self.queue.device:
+                for _ in pipe.stream(num_inference_steps=1, **subject):
+                    pass
 
     def _load(self, card: ModelCard, precision: Precision) -> Pipeline:
         key = card.folder, precision

@@ -1,5 +1,6 @@
 """The page: its tabs, the form that survives a reload, and the API."""
 
+import copy
 from typing import Any
 
 import gradio as gr
@@ -15,7 +16,7 @@ from fastdiff.ui.history_tab import HistoryTab
 from fastdiff.ui.parts.examples import fit_examples
 from fastdiff.ui.parts.messages import PROBLEMS
 from fastdiff.ui.parts.request import Limits
-from fastdiff.ui.parts.running import QUICK, Updates
+from fastdiff.ui.parts.running import LATER, QUICK, SOON, Updates, list_runs, watch_server
 from fastdiff.ui.serving.failures import CheckedBlocks
 from fastdiff.ui.serving.store import MAX_AGE, Store
 
@@ -27,12 +28,12 @@ def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
         gr.Markdown(
             "# fastdiff\nPictures from diffusion models. The same settings and seed always give the same picture."
         )
-        session = gr.State(Session(store))
+        session, timer = gr.State(Session(store)), gr.Timer(LATER)
         with gr.Tabs() as tabs:
             with gr.Tab("Draw", id="draw"):
-                draw = DrawTab.build(engine, card, limits, session)
+                draw = DrawTab.build(engine, card, limits, session, timer)
             with gr.Tab("Compare", id="compare"):
-                compare = CompareTab.build(engine, card, limits, session)
+                compare = CompareTab.build(engine, card, limits, session, timer)
             with gr.Tab("History", id="history", elem_id="history-tab") as history_tab:
                 history = HistoryTab.build(history_tab, tabs, draw, session)
         for panel in (draw.panel, history.panel):
@@ -44,6 +45,7 @@ def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
                 lambda: gr.update(selected="draw"), None, tabs, **QUICK
             )
         _keep_form(page, draw)
+        _follow_queue(page, draw, compare)
         add_api(engine, limits, store)
         pickers = [side.model for form in (draw.form, compare.form) for side in form.sides]
         page.load(
@@ -52,7 +54,40 @@ def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
             pickers,
             **QUICK,
         )
-    return page.queue(api_open=False, max_size=limits.waiting, default_concurrency_limit=1)  # no call bypasses it
+    return page.queue(api_open=False)
+
+
+def _follow_queue(page: gr.Blocks, draw: DrawTab, compare: CompareTab) -> None:
+    """Show the runs of the user, whichever tab or page has started them, and let the user cancel each."""
+    queue, state, timer = draw.engine.queue, draw.session, draw.timer
+    lists = [draw.controls.runs, compare.controls.runs]
+
+    def watch(session: Session, view: str, request: gr.Request) -> Updates:
+        """Return what has changed since the last look."""
+        owner = session.owner(request)
+        runs = list_runs(queue, owner)
+        updates = draw.follow(session, request, view) | compare.follow(session, request)
+        updates |= dict.fromkeys(lists, runs) | {timer: gr.update(value=SOON if runs else LATER)}
+        changed = {key: value for key, value in updates.items() if session.sent.get(key, ...) != value}
+        session.sent |= {key: copy.copy(value) for key, value in changed.items()}  # Gradio modifies updates
+        return changed or {timer: gr.skip()}
+
+    def cancel(session: Session, event: gr.EventData, request: gr.Request) -> Updates:
+        """Cancel one of the user's runs."""
+        owner = session.owner(request)
+        queue.cancel(owner, str(getattr(event, "run", "")))
+        return dict.fromkeys(lists, list_runs(queue, owner))
+
+    gr.on(
+        [timer.tick, page.load],
+        watch,
+        [state, draw.stage.view],
+        [*draw.followed, *compare.followed, *lists, timer],
+        **QUICK,
+    )
+    for each in lists:
+        each.click(cancel, state, lists, **QUICK)
+    watch_server(page, [draw.status, compare.status], timer)
 
 
 def _keep_form(page: gr.Blocks, draw: DrawTab) -> None:

@@ -4,12 +4,13 @@ import base64
 import io
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 
 from PIL.Image import Image
 
 from fastdiff.requests import png
-from fastdiff.runs.drawing import Progress
+from fastdiff.requests.request import AXES
+from fastdiff.runs.drawing import Progress, Run
 from fastdiff.ui.drawing import Drawn
 from fastdiff.ui.parts.look import SMALL
 
@@ -42,15 +43,32 @@ def _time_left(progress: Progress) -> str:
     return f"{seconds} s left" if seconds < 100 else f"{math.ceil(seconds / 60)} min left"
 
 
-def with_previews(
-    steps: Iterator[tuple[Progress, list[Drawn]]],
-) -> Iterator[tuple[Progress, list[Drawn], str | None]]:
-    """Yield the steps of a run, each with its `preview`, or with None if the last preview is recent."""
-    last = -math.inf
-    for progress, drawn in steps:
-        is_due = time.monotonic() - last > PREVIEW_INTERVAL
-        last = time.monotonic() if is_due else last
-        yield progress, drawn, preview(progress) if is_due else None
+class View:
+    """The state of a run, for the page. The thread that draws writes it, other threads read it."""
+
+    def __init__(
+        self, name: str = "", run: Run | None = None, notices: Iterable[str] = (), has_previews: bool = True
+    ) -> None:
+        """name: of the side of a comparison. run: None for a sheet."""
+        self.interval = PREVIEW_INTERVAL if has_previews else math.inf
+        self.name, self.run, self.notices = name, run, list(notices)
+        self.bar = self.live = self.step = ""  # HTML; `step` is text
+        self.seconds = self.fraction = 0.0
+        self.drawn: list[Drawn] = []  # in order; a sheet comes before its pictures
+
+    def follow(self, steps: Iterator[tuple[Progress, list[Drawn]]]) -> Generator[float, None, None]:
+        """Take the steps of the run, and yield the finished fraction after each."""
+        last = time.monotonic() - 2 * PREVIEW_INTERVAL
+        for progress, drawn in steps:
+            is_sheet = bool(drawn) and AXES in drawn[0].record
+            self.drawn = drawn + self.drawn if is_sheet else self.drawn + drawn
+            self.bar = bar(progress, self.name)
+            self.seconds, self.fraction = progress.seconds, progress.fraction
+            self.step = f"step {progress.step.index + 1} of {progress.step.num_steps}"
+            if time.monotonic() - last > self.interval:
+                self.live, last = preview(progress), time.monotonic()
+            yield progress.fraction
+        self.live = ""
 
 
 def preview(progress: Progress) -> str:

@@ -5,8 +5,6 @@ import logging
 import os
 import socket
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -82,6 +80,7 @@ def serving(
             names.public |= {urlsplit(address).hostname or "" for address in launched[1:]}
             yield launched
         finally:
+            engine.queue.close(STEP_SECONDS)
             _close(page)
             del os.environ["GRADIO_TEMP_DIR"]
 
@@ -152,7 +151,3 @@ def _close(page: gr.Blocks) -> None:
     page.server.thread.join(CLOSING_SECONDS)
     for tunnel in CURRENT_TUNNELS:
         tunnel.kill()
-    deadline = time.monotonic() + STEP_SECONDS
-    for thread in threading.enumerate():
-        if thread.name == "AnyIO worker thread":  # the event loop has ended, so no other step follows
-            thread.join(max(0, deadline - time.monotonic()))

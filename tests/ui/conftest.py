@@ -192,6 +192,22 @@ class Visit:
             if each["backend_fn"] and any(target in ids and event == name for target, event in each["targets"])
         )
 
+    def look(self) -> str:
+        """Look at the queue as the page does, and return what has changed."""
+        event = next(each for each in self.config["dependencies"] if each["api_name"] == "watch")
+        return str(self.call(event, self.inputs(event))["output"]["data"])
+
+    def draw(self, **values) -> str:
+        """Press Generate with the given values, and return what the page shows until the run has ended."""
+        event = self.event("generate", "click")
+        shown = str(self.call(event, self.inputs(event, **values))["output"]["data"])
+        deadline = time.monotonic() + 60
+        while "Drew " not in shown and "alert" not in shown:
+            assert time.monotonic() < deadline, "timed out"
+            time.sleep(0.05)
+            shown += self.look()
+        return shown
+
     def inputs(self, event: dict, **values) -> list:
         """Return the initial values of the event's inputs, except for those given by label."""
         props = [self.components[each]["props"] for each in event["inputs"]]

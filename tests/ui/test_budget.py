@@ -63,7 +63,7 @@ def test_without_a_limit_nothing_is_refused():
 def test_the_page_and_the_api_refuse_with_the_estimate(visit, engine, monkeypatch):
     page = visit()
     event = page.event("generate", "click")
-    assert page.call(event, page.inputs(event, Steps=3))["success"]
+    assert "Drew" in page.draw(Steps=3)
     monkeypatch.setattr(engine.budget, "minutes", 1e-4)
     refused = page.call(event, page.inputs(event, Steps=500))
     assert "this would take about" in str(refused["output"])

@@ -27,8 +27,7 @@ def server(engine, serve, outputs):
 
 
 def draw(page, **fields) -> str:
-    event = page.event("generate", "click")
-    return str(page.call(event, page.inputs(event, **fields))["output"]).replace("\\", "")
+    return page.draw(**fields).replace("\\", "")
 
 
 def drop(page, path: Path) -> tuple[str, dict]:

@@ -13,18 +13,9 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests import png
 
 _TELL = """
-let waiting;
 element.addEventListener("click", ({target}) => {
     const example = target.closest("button");
-    if (!example) return;
-    clearTimeout(waiting);
-    element.querySelectorAll("[data-waits]").forEach((each) => each.removeAttribute("data-waits"));
-    (function draw() {
-        const isBusy = document.querySelector("#generate").disabled;
-        example.toggleAttribute("data-waits", isBusy && example.isConnected);
-        if (isBusy) waiting = setTimeout(draw, 100);
-        else if (example.isConnected) trigger("click", {name: example.dataset.name});
-    })();
+    if (example) trigger("click", {name: example.dataset.name});
 });"""
 
 
@@ -58,7 +49,7 @@ def example_of(card: ModelCard, event: gr.EventData) -> Example:
 
 
 def build_examples(card: ModelCard) -> gr.HTML:
-    """Build a row of pictures. A click triggers an event for `example_of` once this session's run has ended."""
+    """Build a row of pictures. A click triggers an event for `example_of`."""
     return gr.HTML(**_properties(card), js_on_load=_TELL, apply_default_css=False, elem_id="examples")
 
 

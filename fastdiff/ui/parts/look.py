@@ -32,8 +32,6 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
                    background: var(--block-background-fill); color: var(--body-text-color); line-height: 1.3 }
 .examples button:hover { border-color: var(--primary-500) }
 .examples img { width: 128px; image-rendering: pixelated }
-.examples [data-waits] { border-color: var(--primary-500) }
-.examples [data-waits]::after { content: " (queued)" }
 .gr-group:not(:has(.block)) { display: none }  /* would show as a line */
 .enlarged img { width: 100%; height: 100%; object-fit: contain }
 .enlarged img[data-small], img[data-small][data-testid="imageslider-image"] { image-rendering: pixelated }
@@ -73,8 +71,14 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 .actions { position: sticky; bottom: 0; z-index: 41; padding: 8px 0; background: var(--body-background-fill) }
 .status { font-variant-numeric: tabular-nums }
 .status:has(.bar, .problem) { position: sticky; top: 0; z-index: 41; background: var(--body-background-fill) }
-.status .pending { opacity: 1 !important }  /* of a queued run, beside its queue position */
-.status [data-testid="status-tracker"] { inset: 0 !important }
+.actions > .block:not(:has(li)) { display: none }
+.runs { list-style: none; margin: 0; padding: 0; max-height: 30vh; overflow-y: auto; font-size: var(--text-sm) }
+.runs li { display: flex; align-items: center; gap: 8px; padding: 2px 0 2px 8px; border-radius: var(--radius-sm);
+    background: linear-gradient(var(--primary-500) 0 0) left bottom / var(--done) 2px no-repeat }
+.runs .title { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap }
+.runs .state { color: var(--body-text-color-subdued); font-variant-numeric: tabular-nums; white-space: nowrap }
+.runs button { padding: 4px 12px; min-height: 28px; border-radius: var(--radius-sm); color: var(--error-text-color);
+    border: 1px solid var(--error-border-color); background: var(--error-background-fill) }
 .status [data-testid="status-tracker"] > :is(:has(svg), .error) { display: none }
 .status .progress-text { inset: 10px 0 auto auto !important; transform: none; font-family: inherit }
 @media (min-width: 700px) { .stage-side { position: sticky; top: 8px; align-self: flex-start } }

@@ -51,7 +51,8 @@ class Limits:
     steps: int = 1000
     side: int = 1024  # width and height, pixels
     batch_size: int = 32
-    waiting: int = 32  # requests in the queue
+    waiting: int = 32  # runs in the queue
+    waiting_of_one: int = 16  # runs of one user in the queue
     upload: int = 64 * 2**20  # bytes of one request's body; a sheet of pictures can be as large
     kept: int = 2**30  # bytes of pictures per user or browser, or of all API clients, on a shared server
     visitors: int = 8 * 2**30  # bytes of pictures of all browsers together: a browser can drop its cookie

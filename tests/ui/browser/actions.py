@@ -54,8 +54,8 @@ def wait_for_status(page, text: str) -> None:
 
 
 def wait_for_end(page) -> None:
-    """Wait until the form, too, knows that a run has ended."""
-    page.locator("#generate").get_by_text("Generate", exact=True).wait_for()
+    """Wait until the list of runs is empty."""
+    until(page, lambda: page.locator(".runs").count() == 0)
 
 
 def captions(page, gallery: str = "#gallery") -> list[str]:

@@ -12,7 +12,6 @@ from tests.ui.browser.actions import (
     number,
     pick,
     until,
-    wait_for_end,
     wait_for_status,
 )
 
@@ -148,39 +147,6 @@ def test_ctrl_enter_draws(page):
     page.get_by_label("Seed").first.fill("5")
     page.keyboard.press("Control+Enter")
     wait_for_status(page, "Drew 1 picture")
-    wait_for_end(page)
     page.get_by_role("tab", name="History").click()
     page.locator("#history .caption-label").first.wait_for()
     assert captions(page, "#history") == ["seed 5"]
-
-
-def test_the_next_run_starts_while_a_cancelled_step_goes_on(page, engine, slow_steps):
-    slow_steps.seconds = 100
-    generate(page, steps=1, seed=1)
-    until(page, lambda: engine.turns.are_taken)
-    for seed in ("3", "2"):
-        wait_for_status(page, "Starting" if seed == "3" else "Waiting for the step of an earlier run to finish")
-        assert page.locator("#generate").is_disabled()
-        page.get_by_role("button", name="Cancel").locator("visible=true").click()
-        wait_for_status(page, "the current step is still finishing")
-        page.locator("#generate").get_by_text("Generate").wait_for()
-        page.get_by_label("Seed").first.fill(seed)
-        page.get_by_role("button", name="Generate").click()
-    wait_for_status(page, "Waiting for the step of an earlier run to finish")
-    slow_steps.turns.release()
-    until(page, lambda: slow_steps)
-    page.wait_for_timeout(500)
-    assert page.locator("#generate").inner_text() == "Drawing…"
-    assert page.get_by_role("button", name="Cancel").locator("visible=true").count() == 1
-    slow_steps.turns.release()
-    wait_for_status(page, "Drew 1 picture")
-    assert captions(page) == ["seed 2"]
-    assert len(slow_steps) == 2  # none of the run that was cancelled before its first step
-    assert page.locator("#generate").inner_text() == "Generate" and page.locator("#generate").is_enabled()
-
-
-def test_a_refused_run_frees_the_button(page):
-    generate(page, seed=-1)
-    page.get_by_role("alert").wait_for()
-    page.locator("#generate").get_by_text("Generate").wait_for()
-    assert page.locator("#generate").is_enabled()

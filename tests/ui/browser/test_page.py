@@ -102,8 +102,7 @@ def test_two_visits_wait_for_each_other_and_share_nothing(open_page, slow_steps)
     generate(one, pictures=3, steps=6, seed=100)
     one.locator("#preview img").first.wait_for()
     generate(other, steps=2, seed=200)
-    other.locator("#status").get_by_text(re.compile("queue: 1/1")).wait_for()
-    wait_for_status(other, "Waiting in the queue")
+    wait_for_status(other, "Waiting for 1 run before it")
     other.get_by_role("button", name="Cancel").click()
     wait_for_status(other, "Cancelled")
     other.get_by_role("button", name="Generate").click()
@@ -221,16 +220,31 @@ def test_an_example_is_drawn_by_a_click(page):
     assert page.get_by_label("Group").first.input_value() == "travel: railways"
 
 
-def test_an_example_that_is_clicked_while_a_run_goes_on_is_drawn_after_it(page, slow_steps):
-    generate(page, steps=4, seed=9)
+def test_runs_wait_in_a_list_that_a_reload_and_a_second_tab_show_and_each_can_be_cancelled(page, slow_steps):
+    slow_steps.seconds = 100
+    generate(page, pictures=2, steps=2, seed=50)
+    page.locator("#generate-runs li").wait_for()
     examples = page.locator("#examples")
     for name in ("railways", "fruit"):
-        examples.get_by_role("button", name=name).dblclick()
-    assert examples.locator("[data-waits]").all_inner_texts() == ["twemoji fruit"]
+        examples.get_by_role("button", name=name).click()
+        page.locator("#generate-runs").get_by_text(name).wait_for()
+    second = page.context.new_page()
+    second.goto(page.url)
+    page.reload()
+    for each in (page, second):
+        until(each, lambda each=each: each.locator("#generate-runs li").count() == 3)
+        assert "Waiting for 1 run before it" in each.locator("#generate-runs li").nth(1).inner_text()
+    second.get_by_role("button", name="Cancel noto railways").locator("visible=true").click()
+    until(page, lambda: page.locator("#generate-runs li").count() == 2)
+    slow_steps.turns.release(2)
+    page.bring_to_front()
+    page.locator("#preview img").first.wait_for()
+    page.locator("#gallery .caption-label").get_by_text("seed 50").wait_for()
+    page.get_by_role("button", name=re.compile("Cancel .*2 pictures")).locator("visible=true").click()
     slow_steps.seconds = 0
-    page.locator("#gallery .caption-label").get_by_text("seed 9").wait_for()
+    slow_steps.turns.release(100)
+    wait_for_end(page)
     page.locator("dl.settings").get_by_text("twemoji fruit").wait_for()
-    assert captions(page) == ["seed 4"] and examples.locator("[data-waits]").count() == 0
 
 
 def test_compare(page, tmp_path):
@@ -294,7 +308,6 @@ def test_text_can_be_read(open_page, theme):
         page.get_by_text("How many; seeds count up"),
         page.get_by_text("The same settings"),
         page.get_by_role("button", name="Generate"),
-        page.locator("button.stop").first,
         page.get_by_role("button", name="New seed").first,
     ]
     until(page, lambda: min(each.evaluate(CONTRAST) for each in texts) >= 4.5)  # colors fade in

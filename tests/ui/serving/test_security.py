@@ -2,9 +2,9 @@
 
 import errno
 import os
+import re
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from gradio.route_utils import GradioUploadFile
 from fastdiff.ui.parts.request import Limits
 from tests.support.waiting import wait_for
 
-LIMITS = Limits(waiting=2, upload=100_000, uploads=400_000)
+LIMITS = Limits(waiting=4, waiting_of_one=2, upload=100_000, uploads=400_000)
 opened: list[tuple] | None = None  # records the requested connections while it is a list
 
 
@@ -209,59 +209,68 @@ def test_the_page_itself_and_programs_are_let_in(http, server):
         assert reply.status_code == 200
 
 
-@pytest.mark.slow
-def test_a_full_queue_says_so_and_empties(visit, slow_steps):
+def test_a_user_who_queues_without_end_is_refused_and_another_draws_next(visit, engine, slow_steps):
+    slow_steps.seconds = 60
+    flood, other = visit(), visit()
+    event = flood.event("generate", "click")
+    replies = [str(flood.call(event, flood.inputs(event, Steps=1))["output"]["data"]) for _ in range(5)]
+    assert ["wait already" in reply for reply in replies[:2]] == [False, False] and "wait already" in replies[-1]
+    assert "wait already" not in str(other.call(event, other.inputs(event, Steps=1, Seed=22)))
+    assert "Waiting for 1 run before it" in other.look()
+    slow_steps.seconds = 0
+    slow_steps.turns.release(10)
+    wait_for(lambda: "Drew 1 picture" in other.look())
+    wait_for(lambda: not engine.queue.is_drawing)
+
+
+def test_a_user_neither_watches_nor_cancels_the_run_of_another(visit, engine, slow_steps):
+    slow_steps.seconds = 60
+    owner, spy = visit(), visit()
+    event = owner.event("generate", "click")
+    owner.call(event, owner.inputs(event, Steps=1, Seed=11))
+    name = re.search(r'data-run="(\w+)"', owner.look())[1]
+    assert name not in spy.look()
+    cancel = spy.event("generate-runs", "click")
+    body = {"data": spy.inputs(cancel), "fn_index": cancel["id"], "session_hash": spy.session_hash}
+    spy.http.post("/gradio_api/queue/join", json=body | {"event_data": {"run": name}}).raise_for_status()
+    assert name not in str(next(each for each in spy.messages() if each["msg"] == "process_completed"))
+    slow_steps.turns.release(2)
+    wait_for(lambda: "Drew 1 picture" in owner.look())
+    assert "Drew" not in spy.look()
+
+
+def test_a_run_goes_on_without_its_page_and_another_page_of_the_user_shows_it(visit, slow_steps):
     page = visit()
     event = page.event("generate", "click")
-    data = page.inputs(event, Steps=3)
-    replies = [page.join(event, data) for _ in range(LIMITS.waiting + 3)]
-    assert [reply.status_code for reply in replies].count(503) >= 1
-    assert "Queue is full" in replies[-1].text
-    ended = [each for each in page.messages() if each["msg"] == "process_completed"]
-    assert [each["success"] for each in ended] == [True] * (len(replies) - [r.status_code for r in replies].count(503))
-    assert visit().call(event, data)["success"]
+    page.call(event, page.inputs(event, Pictures=2, Steps=2, Seed=31))
+    page.session_hash = "another"  # as after a reload
+    assert "data-run" in page.look()
+    wait_for(lambda: "Drew 2 pictures" in page.look())
+    assert len(slow_steps) == 4 or len(slow_steps) == 2
 
 
-@pytest.mark.slow
-def test_a_closed_tab_stops_its_run(visit, slow_steps):
+def test_cancel_answers_at_once_keeps_pictures_and_the_next_run_is_right(visit, engine, slow_steps):
+    slow_steps.seconds = 60
     page = visit()
     event = page.event("generate", "click")
-    page.join(event, page.inputs(event, Steps=50))
-    for message in page.messages():
-        if message["msg"] == "process_generating" and len(slow_steps) >= 2:
-            break
-    page.http.close()
-    closed = time.monotonic()
-    time.sleep(3)
-    # the current step ends, and one more may start: the server checks for the client every 50 ms
-    assert len([at for at in slow_steps if at > closed]) <= 2
-    assert visit().call(event, page.inputs(event, Steps=1))["success"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("after", [pytest.param(1, id="first step"), pytest.param(4, id="last step but one")])
-def test_cancel_stops_within_a_step_and_the_next_job_is_right(visit, engine, slow_steps, after):
-    page = visit()
-    event = page.event("generate", "click")
-    event_id = page.join(event, page.inputs(event, Steps=5)).json()["event_id"]
-    seen = threading.Thread(target=lambda: list(page.messages()))
-    seen.start()
-    wait_for(lambda: len(slow_steps) == after)
-    body = {"session_hash": page.session_hash, "fn_index": event["id"], "event_id": event_id}
-    assert page.http.post("/gradio_api/cancel", json=body).json() == {"success": True}
-    seen.join()
-    wait_for(lambda: not engine.turns.are_taken)
-    assert after <= len(slow_steps) <= after + 1
-    slow_steps.clear()
-    assert visit().call(event, page.inputs(event, Steps=2))["success"]
-    assert len(slow_steps) == 2
+    page.call(event, page.inputs(event, Steps=3))
+    wait_for(lambda: engine.queue.is_drawing)
+    name = re.search(r'data-run="(\w+)"', page.look())[1]
+    cancel = page.event("generate-runs", "click")
+    body = {"data": page.inputs(cancel), "fn_index": cancel["id"], "session_hash": page.session_hash}
+    start = time.monotonic()
+    page.http.post("/gradio_api/run/predict", json=body | {"event_data": {"run": name}}).raise_for_status()
+    assert time.monotonic() - start < 0.5 and not slow_steps
+    assert "Cancelled" in page.look()
+    slow_steps.turns.release(20)
+    assert "Drew 1 picture" in page.draw(Steps=2)
+    assert len(slow_steps) <= 1 + 2
 
 
 def test_a_visit_sees_its_own_pictures_only(visit):
     pages = [visit(), visit()]
-    event = pages[0].event("generate", "click")
     for page, seed in zip(pages, (11, 22), strict=True):
-        assert page.call(event, page.inputs(event, Steps=1, Seed=seed))["success"]
+        assert "Drew 1 picture" in page.draw(Steps=1, Seed=seed)
     opened = pages[0].event("history-tab", "select")
     for page, own, other in zip(pages, ("seed 11", "seed 22"), ("seed 22", "seed 11"), strict=True):
         history = str(page.call(opened, [None, 1])["output"]["data"])
