@@ -18,6 +18,7 @@ from fastdiff.runs.resuming import load_picture
 from fastdiff.runs.sheet import ContactSheet
 from fastdiff.runs.writing import write_beside
 from fastdiff.ui.engine import Engine
+from fastdiff.ui.history.search import Search
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.serving.store import Shelf, Store
@@ -41,6 +42,7 @@ class Session:
         self.run: Run | None = None  # the last run of the Draw tab; None for a sheet
         self.drawn: list[Drawn] = []  # the pictures of the Draw tab, in order; a sheet comes before its pictures
         self.listed: list[Drawn] = []  # the pictures that the History tab shows
+        self.search = Search()  # of the History tab
         self.deletion: tuple[str, float] | None = None  # the last one in History, and until when Undo is offered
         self.shown: tuple[str, int] | None = None  # the job whose pictures Draw shows, and how many
         self.sent: dict[Any, Any] = {}  # the last updates of components that show the queue

@@ -64,13 +64,14 @@ class HistoryTab:
 
     def show(self, session: Session, page: float | None, request: gr.Request) -> Updates:
         """Show a page of the pictures; a number out of range gives the nearest page."""
-        paths = session.shelf(request).paths()
-        pages = max(1, math.ceil(len(paths) / PAGE_SIZE))
-        number = min(max(1, int(page)), pages) if isinstance(page, int | float) and math.isfinite(page) else 1
-        session.listed = [
-            drawn for path in paths[PAGE_SIZE * (number - 1) : PAGE_SIZE * number] if (drawn := _read(path))
-        ]
-        count = f"{number_of_pictures(len(paths))}, newest first; page {number} of {pages}"
+        shelf = session.shelf(request)
+        number = min(max(1, int(page)), 2**31) if isinstance(page, int | float) and math.isfinite(page) else 1
+        found = shelf.find(session.search, PAGE_SIZE * (number - 1), PAGE_SIZE)
+        pages = max(1, math.ceil(found.total / PAGE_SIZE))
+        if number > pages:
+            return self.show(session, pages, request)
+        session.listed = [drawn for path in found.paths if (drawn := _read(shelf.folder / path))]
+        count = f"{number_of_pictures(found.total)}, newest first; page {number} of {pages}"
         return {
             self.status: note(count),
             self.page: gr.update(value=number, maximum=pages),

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -18,6 +18,9 @@ import gradio as gr
 
 from fastdiff.errors import InputError
 from fastdiff.ui.history.bin import Bin
+from fastdiff.ui.history.favourites import Favourites
+from fastdiff.ui.history.index import OTHERS, Found, Index, Listing, list_folder
+from fastdiff.ui.history.search import Search
 
 MAX_AGE = 86400  # seconds
 PICTURES = "pictures"  # folder, inside Gradio's, for API clients without a login
@@ -54,7 +57,7 @@ class SharedQuota:
 
 @dataclass(frozen=True)
 class Shelf:
-    """The pictures of one owner: FOLDER/DAY/TIME-NUMBER/NAME.png."""
+    """The pictures of one owner: FOLDER/DAY/TIME-NUMBER/NAME.png, and all others that the command wrote into FOLDER."""
 
     folder: Path
     quota: int | None = None  # bytes
@@ -79,9 +82,19 @@ class Shelf:
             )
         return self.folder / time.strftime("%Y-%m-%d") / f"{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
 
+    def find(self, search: Search, first: int, count: int) -> Found:
+        """Return a page of the pictures that a search finds, newest first."""
+        found = self.index.find(search, self.favourites.read(), first, count)
+        return replace(found, paths=[path for path in found.paths if self.holds((self.folder / path).resolve())])
+
     def paths(self) -> list[Path]:
-        """Return all pictures, newest first."""
-        return [path for run in self.runs() for path in _newest_first(run)]
+        """Return all PNG files, newest first, without the index."""
+        folders, files = [""], Listing().files
+        while folders:
+            listing = list_folder(self.folder, folders.pop())
+            folders += listing.folders
+            files |= listing.files
+        return [self.folder / path for path in sorted(files, key=lambda path: (files[path][0], path), reverse=True)]
 
     def runs(self) -> Iterator[Path]:
         """Return the folders of all runs, newest first."""
@@ -101,11 +114,19 @@ class Shelf:
         if not path.is_relative_to(folder) or path.suffix != ".png":
             return False
         parts = path.relative_to(folder).parts
-        return len(parts) == 3 and bool(_DAY.fullmatch(parts[0]) and _RUN.fullmatch(parts[1]))
+        return parts[0] not in OTHERS and not any(part.startswith(".") for part in parts)
 
     @property
     def bin(self) -> Bin:
         return Bin(self.folder)
+
+    @property
+    def index(self) -> Index:
+        return Index(self.folder)
+
+    @property
+    def favourites(self) -> Favourites:
+        return Favourites(self.folder)
 
     def delete(self, paths: Sequence[Path]) -> str:
         """Move pictures into the bin, and remove their folders if they are empty then.
@@ -131,14 +152,6 @@ def _folders(folder: Path, name: re.Pattern) -> Iterator[Path]:
     """Yield the folders whose names match, in descending order of their names."""
     with suppress(OSError):
         yield from (folder / each for each in sorted(os.listdir(folder), reverse=True) if name.fullmatch(each))
-
-
-def _newest_first(run: Path) -> list[Path]:
-    try:
-        entries = [(entry.stat().st_mtime_ns, entry.name) for entry in os.scandir(run) if entry.name.endswith(".png")]
-    except OSError:  # another tab may have deleted it
-        return []
-    return [run / name for _, name in sorted(entries, reverse=True)]
 
 
 class Store:

@@ -35,22 +35,26 @@ def test_the_newest_are_first_and_others_are_no_pictures(tmp_path):
     for at, name in enumerate(("b.png", "a.png", "c.txt")):
         (folder / name).touch()
         os.utime(folder / name, (at, at))
-    new = add(shelf, "d.png", 0)
-    (tmp_path / "e.png").touch()
+    new = add(shelf, "d.png", 5)
+    (tmp_path / "link.png").symlink_to(new)
+    for name in (".hidden", "users", "visitors"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "e.png").touch()
     assert [path.name for path in shelf.paths()] == ["d.png", "a.png", "b.png"]
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2}/\d{6}-[0-9a-f]{4}/d\.png", new.relative_to(tmp_path).as_posix())
 
 
 def test_deleting_takes_empty_folders_along_and_nothing_else(tmp_path):
     shelf = Store(tmp_path).shelf(None, "")
-    picture, other = add(shelf, "a.png", 0), tmp_path / "notes.png"
+    picture, other = add(shelf, "a.png", 0), tmp_path / "users" / "ann" / "a.png"
+    other.parent.mkdir(parents=True)
     other.touch()
-    for path in (other, tmp_path / "2001-02-03" / "x" / "a.png", picture.parent / ".." / ".." / "notes.png"):
+    for path in (other, tmp_path / "a.txt", tmp_path.parent / "a.png", picture.parent / ".." / ".." / ".." / "a.png"):
         with pytest.raises(InputError, match="this picture is not yours"):
             shelf.delete([picture, path])
     assert shelf.paths() == [picture]
     shelf.delete([picture])
-    assert {path.name for path in tmp_path.iterdir()} == {HIDDEN, other.name} and shelf.paths() == []
+    assert {path.name for path in tmp_path.iterdir()} == {HIDDEN, "users"} and shelf.paths() == []
 
 
 def test_a_deleted_picture_is_not_served(tmp_path):
@@ -129,6 +133,7 @@ def test_history_is_there_after_a_restart_and_is_paged_and_deleted(engine, serve
     folder.mkdir(parents=True)
     for number in range(PAGE_SIZE):
         (folder / f"{number}.png").write_bytes(kept.read_bytes())
+        os.utime(folder / f"{number}.png", (number, number))
     with serve(engine, Limits(), outputs=tmp_path) as address:
         page = visit_at(address)
         status, pictures = history(page)
@@ -148,7 +153,8 @@ def test_history_is_there_after_a_restart_and_is_paged_and_deleted(engine, serve
         assert kept.exists() and f"{PAGE_SIZE + 1} pictures" in history(page)[0]
         page.call(page.event("undo", "click"), [None, 1])  # nothing is left to undo
         assert f"{PAGE_SIZE + 1} pictures" in history(page)[0]
-        for file in (tmp_path / "notes.png", tmp_path / "2001-02-03"):
+        (tmp_path / "users").mkdir()
+        for file in (tmp_path / "notes.txt", tmp_path / "users" / "a.png", tmp_path / HIDDEN / "index.sqlite"):
             file.touch()
             assert page.http.get(f"/gradio_api/file={file}").status_code == 403
 
@@ -157,7 +163,7 @@ def test_history_is_there_after_a_restart_and_is_paged_and_deleted(engine, serve
 @pytest.mark.filterwarnings(*GRADIO_WARNINGS)
 def test_pictures_of_the_api_are_in_history_too(engine, serve, visit_at, tmp_path):
     with serve(engine, Limits(), outputs=tmp_path) as address:
-        client = Client(address, verbose=False, download_files=tmp_path / "downloads")
+        client = Client(address, verbose=False, download_files=tmp_path / "users")
         (path,) = client.predict(seed=8, num_images=1, steps=1, api_name="/generate")
         client.close()
         ((caption, _),) = history(visit_at(address))[1]
