@@ -18,8 +18,8 @@ from fastdiff.ui.parts.messages import PROBLEMS, explain
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.parts.running import subject_of, title_of
 from fastdiff.ui.progress import View
+from fastdiff.ui.queueing.queue import Job
 from fastdiff.ui.serving.owners import shelf_of
-from fastdiff.ui.serving.queue import Job
 from fastdiff.ui.serving.store import Store, new_folder
 
 INTERVAL = 0.02  # seconds between two looks at a run

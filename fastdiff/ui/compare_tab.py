@@ -24,7 +24,7 @@ from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.parts.running import QUICK, RunControls, Updates, status_of, subject_of, title_of
 from fastdiff.ui.parts.upload import form_settings
 from fastdiff.ui.progress import View
-from fastdiff.ui.serving.queue import Job
+from fastdiff.ui.queueing.queue import Job
 
 KIND = "Compare"  # of jobs
 

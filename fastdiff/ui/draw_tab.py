@@ -25,7 +25,7 @@ from fastdiff.ui.parts.running import QUICK, RunControls, Updates, status_of, su
 from fastdiff.ui.parts.subject import LabelPickers
 from fastdiff.ui.parts.upload import build_upload, form_settings, read_foreign, read_record, uploaded_path
 from fastdiff.ui.progress import View
-from fastdiff.ui.serving.queue import Job, State
+from fastdiff.ui.queueing.queue import Job, State
 from fastdiff.ui.serving.store import Shelf
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 

@@ -18,7 +18,7 @@ from fastdiff.requests.defaults import DEVICE, PAGE, PAGE_ON_CPU, PRECISION
 from fastdiff.ui.budget import Budget
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.messages import PROBLEMS
-from fastdiff.ui.serving.queue import Queue
+from fastdiff.ui.queueing.queue import Queue
 
 MAX_LOADED = 2  # models that stay in memory: a comparison uses two
 

@@ -14,7 +14,7 @@ from gradio.components import Component
 from fastdiff.errors import InputError
 from fastdiff.ui.parts.messages import PROBLEMS, note, number_of_pictures, problem
 from fastdiff.ui.parts.request import UncheckedRequest
-from fastdiff.ui.serving.queue import Job, Queue, State
+from fastdiff.ui.queueing.queue import Job, Queue, State
 
 CANCELLED = "Cancelled. Finished pictures are kept; the current step may still finish."
 FAILED = "The run failed; its finished pictures are kept. The server's log has the reason."

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from fastdiff.errors import InputError
-from fastdiff.ui.serving import queue as module
-from fastdiff.ui.serving.queue import Job, Queue, State
+from fastdiff.ui.queueing import queue as module
+from fastdiff.ui.queueing.queue import Job, Queue, State
 from tests.support.waiting import wait_for
 
 
