@@ -11,9 +11,11 @@ from fastdiff.text.tokenizer import CLIPTokenizer
 if TYPE_CHECKING:
     import torch
 
+EMPTY = "prompt: empty, so no text says what to draw"
+
 
 def find_notices(run: Run) -> list[str]:
-    """Return notices of model parts that are not run, a negative prompt without effect, and prompts that are cut.
+    """Return notices of model parts that are not run, empty and cut prompts, and a negative prompt without effect.
 
     InputError for a tokenizer whose files are missing or damaged.
     """
@@ -22,6 +24,8 @@ def find_notices(run: Run) -> list[str]:
         return lines
     tokenizers = [CLIPTokenizer(run.card.folder / part.name) for part in run.card.tokenizers]
     texts = [("prompt", prompt) for prompt in run.request.prompt]
+    if not all(text.strip() for text in run.request.prompt):
+        lines.append(EMPTY)
     negative, reason = run.request.negative_prompt, _why_unguided(run)
     if negative and reason:
         lines.append(f"negative prompt: no effect, because {reason}")

@@ -114,3 +114,25 @@ def test_a_misspelt_command_is_refused_with_the_closest(here, refused):
 def test_two_hyphens_are_no_value(capsys, flag):
     assert cli.main(["sample", flag]) == 2
     assert "expected one argument" in (said := capsys.readouterr().err) or "-- is not a value" in said
+
+
+BAD = {
+    "sample": ["--steps", "0"],
+    "bulk": ["--out", "x", "--steps", "0"],
+    "status": ["no-such"],
+    "info": ["no-such.png"],
+    "models": ["no-such"],
+    "verify": ["no-such"],
+    "bench": ["no-such"],
+    "ui": ["--port", "99999"],
+    "doctor": ["no-such"],
+    "tune": ["no-such"],
+    "warm": ["--model", "no-such"],
+}
+
+
+@pytest.mark.parametrize("command", cli._COMMANDS)
+def test_bad_input_of_each_command_is_one_line_and_writes_nothing(command, here, refused, tmp_path, files):
+    done = here(command, *BAD[command])
+    refused(done, "")
+    assert len(done.stderr.splitlines()) == 1 and files(tmp_path) == []

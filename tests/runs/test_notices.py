@@ -12,7 +12,7 @@ from fastdiff.requests import png
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run
-from fastdiff.runs.notices import find_notices, find_source_notices
+from fastdiff.runs.notices import EMPTY, find_notices, find_source_notices
 
 LONG = "the photo of the cat riding the photo of the astronaut riding the photo of the cat of the ocean of the cat"
 
@@ -27,6 +27,11 @@ def test_there_is_nothing_to_say_as_a_rule(run):
     assert find_notices(run(negative_prompt="fog")) == find_notices(run()) == []
     emoji64 = ModelCard.read("emoji64", hub.bundled_models()["emoji64"])
     assert find_notices(Run.prepare(Request(), emoji64, COMMAND)) == []
+
+
+def test_an_empty_prompt_is_said_once(run):
+    assert find_notices(run(prompt=("",))) == [EMPTY]
+    assert find_notices(run(prompt=("a cat", " ", ""), seed=(1, 2))) == [EMPTY]
 
 
 def test_a_negative_prompt_that_counts_for_nothing(run):
