@@ -1,5 +1,5 @@
 """The command line, one module per command: `fastdiff sample`, `bulk`, `status`, `info`, `models`, `verify`,
-`bench`, `ui`, `doctor`, `tune`, `warm`.
+`bench`, `ui`, `doctor`, `tune`, `warm`, `completion`.
 
 These modules only parse and print. They import torch only where they need it, so help and errors appear at once.
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from fastdiff import __version__
-from fastdiff.cli import bench, bulk, doctor, info, models, sample, status, streams, tune, ui, verify, warm
+from fastdiff.cli import bench, bulk, completion, doctor, info, models, sample, status, streams, tune, ui, verify, warm
 from fastdiff.cli.arguments import Parser
 from fastdiff.cli.interruption import CTRL_C, EXIT_CODE
 from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
@@ -29,6 +29,7 @@ _COMMANDS = {
     "doctor": (doctor, "check this machine: hardware, software, and which kernels run"),
     "tune": (tune, "find the fastest kernel tiles for this GPU and save them"),
     "warm": (warm, "compile a model's kernels beforehand, also without a GPU"),
+    "completion": (completion, "print a script that completes commands in a shell"),
 }
 
 EXAMPLES = """\
@@ -88,7 +89,9 @@ def _wait_briefly() -> None:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        args = _parser().parse_args(argv)
+        parser = _parser()
+        args = parser.parse_args(argv)
+        args.parser = parser
         args.argv = list(sys.argv[1:] if argv is None else argv)
     except SystemExit:  # --help and --version have printed
         return 0

@@ -128,6 +128,7 @@ BAD = {
     "doctor": ["no-such"],
     "tune": ["no-such"],
     "warm": ["--model", "no-such"],
+    "completion": ["tcsh"],
 }
 
 

@@ -24,6 +24,7 @@ HEAVY = {
     "tqdm",
     "gradio",
     "scipy",
+    "shtab",
 }
 
 COMMANDS = {
@@ -53,6 +54,7 @@ COMMANDS = {
     "verify emoji64 --steps 1001": 2,
     "bench emoji64 --steps 0": 2,
     "tune no-such-workload": 2,
+    "completion tcsh": 2,
 }
 # `import fastdiff`, then `python -m fastdiff` for each command. Prints the exit code, stderr and the modules so far.
 PROGRAM = """

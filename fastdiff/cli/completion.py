@@ -1,0 +1,79 @@
+"""`fastdiff completion`: print a script that completes commands, flags, names and files in a shell."""
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastdiff.cli.streams import require_stdout
+
+SHELLS = ("bash", "zsh", "fish")
+MODELS = {"model"}  # what a flag takes, by the name in the parsed arguments
+FILES = {"prompt_file", "source", "spec", "file", "auth", "grid", "out"}
+FOLDERS = {"models_dir", "outputs", "preview_vae", "folder"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}")
+    parser.epilog = "In bash: source <(fastdiff completion bash)"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the script of the shell."""
+    require_stdout()
+    import shtab
+
+    for action in _actions(args.parser):
+        if (candidates := _candidates(action)) is not None:
+            action.complete = candidates  # type: ignore[attr-defined]  # shtab reads it
+    print(shtab.complete(args.parser, args.shell))
+    return 0
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield the arguments of the parser and of all its commands."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _actions(command)
+        else:
+            yield action
+
+
+def _candidates(action: argparse.Action) -> Mapping[str, Any] | None:
+    """Return what shtab offers for the argument: models by name and folder, files or folders. None: its choices."""
+    import shtab
+
+    if action.dest in MODELS:
+        return _names_and_folders()
+    if action.dest in FOLDERS:
+        return shtab.DIRECTORY
+    takes_a_file = action.dest in FILES or (action.dest == "json" and action.nargs != 0)
+    return shtab.FILE if takes_a_file else None
+
+
+def _names_and_folders() -> Mapping[str, Any]:
+    """Return the bundled and cached models, and folders.
+
+    The names are written into the script, so that the Tab key starts no Python.
+    """
+    from fastdiff.checkpoints import hub
+
+    found = (*hub.bundled_models(), *hub.cached_models())
+    names = " ".join(name for name in found if re.fullmatch(r"[\w./-]+", name, re.ASCII))
+    bash = f"""\
+_fastdiff_models_or_dirs() {{
+  compgen -W "{names}" -- "$1"
+  compgen -d -- "$1"
+}}"""
+    zsh = f"""\
+_fastdiff_models_or_dirs() {{
+  compadd -- {names}
+  _files -/
+}}"""
+    return {
+        "bash": "_fastdiff_models_or_dirs",
+        "zsh": "_fastdiff_models_or_dirs",
+        "fish": f"{names} (__fish_complete_directories (commandline -ct))",
+        "preamble": {"bash": bash, "zsh": zsh},
+    }
