@@ -76,7 +76,7 @@ def test_refusals_name_the_field_and_the_remedy(engine, monkeypatch, options, me
 def test_what_is_left_out_is_the_models_choice(engine):
     run = prepare(UncheckedRequest(), engine, LIMITS)
     request = run.request
-    assert (request.num_inference_steps, request.scheduler, request.guidance_scale, request.eta) == (20, "ddim", 4.0, 0)
+    assert (request.num_inference_steps, request.scheduler, request.guidance_scale, request.eta) == (50, "ddim", 4.0, 0)
     assert [(picture.seed, picture.label_name) for picture in run.cells] == [(0, "fluent-3d hearts")]
     assert run.size == (64, 64)
 
