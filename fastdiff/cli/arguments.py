@@ -98,7 +98,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     add("--negative-prompt", metavar="TEXT", help="text that the pictures should avoid")
     add("--label", action="append", help=f"name or index; may be repeated (default: {labels})")
     add("--num-images", type=int, metavar="N", help=f"per label or prompt (default: {pictures})")
-    seeds = f"first seed, list such as 1,2,5-10, or random (default: {defaults.SEED})"
+    seeds = f"first seed, list such as 1,2,5-10, or random, also -1 (default: {defaults.SEED})"
     add("-s", "--seed", help=seeds)
     for side in ("height", "width"):
         add(f"--{side}", type=int, metavar="PIXELS", help="(default: the model's training size)")

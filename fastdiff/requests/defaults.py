@@ -1,8 +1,8 @@
 """All defaults: what to draw, and how, where a request leaves it open.
 
-A request overrides the model's fastdiff.json, which overrides the constants here. The command and the page draw a model
-with the same steps, scheduler and guidance. They and `Pipeline.stream` differ only in their `Defaults`. Imports no
-torch.
+A request overrides the model's fastdiff.json, which overrides the constants here. The command and the page draw a
+model with the same steps, scheduler and guidance. They and `Pipeline.stream` differ only in their `Defaults`. Imports
+no torch.
 """
 
 from dataclasses import dataclass, replace

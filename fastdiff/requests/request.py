@@ -194,9 +194,14 @@ def _from_json(name: str, value: Any) -> Any:
 
 
 def parse_seed(text: str) -> int | str | tuple[int, ...]:
-    """Parse `7`, `1,2,5-10` or `random` into an int, a tuple or "random". Request checks the values."""
-    if text == "random" or re.fullmatch(r"[0-9]{1,20}", text):
-        return text if text == "random" else int(text)
+    """Parse `7`, `1,2,5-10` or `random` into an int, a tuple or "random", which `-1` means too, as in A1111.
+
+    Request checks the values.
+    """
+    if text in ("random", "-1"):
+        return "random"
+    if re.fullmatch(r"[0-9]{1,20}", text):
+        return int(text)
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,20})(?:-([0-9]{1,20}))?", part)

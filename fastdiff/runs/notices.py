@@ -1,8 +1,10 @@
 """Notices that a run prints before it draws. Imports no torch, so a damaged tokenizer is reported at once."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from fastdiff.arguments import shown
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.requests import png
 from fastdiff.runs.drawing import Run
@@ -12,10 +14,11 @@ if TYPE_CHECKING:
     import torch
 
 EMPTY = "prompt: empty, so no text says what to draw"
+_LORA = re.compile(r"<(?:lora|lyco):[^<>\n]{1,100}>")  # as A1111 writes them into a prompt
 
 
 def find_notices(run: Run) -> list[str]:
-    """Return notices of model parts that are not run, empty and cut prompts, and a negative prompt without effect.
+    """Return notices of parts that are not run, LoRA tags, empty and cut prompts, negative prompts without effect.
 
     InputError for a tokenizer whose files are missing or damaged.
     """
@@ -31,7 +34,7 @@ def find_notices(run: Run) -> list[str]:
         lines.append(f"negative prompt: no effect, because {reason}")
     elif negative:
         texts.append(("negative prompt", negative))
-    return [*lines, *_cut(texts, tokenizers)]
+    return [*lines, *_lora_tags([text for _, text in texts]), *_cut(texts, tokenizers)]
 
 
 def find_source_notices(source: str | None) -> list[str]:
@@ -54,6 +57,15 @@ def _why_unguided(run: Run) -> str | None:
         return f"{run.card.name} takes the guidance scale as an input and has no unconditional half"
     scale = run.request.guidance_scale
     return f"cfg-scale {scale:g} is no guidance" if scale is not None and scale <= 1 else None
+
+
+def _lora_tags(texts: Sequence[str]) -> list[str]:
+    """Return a line that names the LoRA tags in `texts`, if there are any."""
+    tags = list(dict.fromkeys(tag for text in texts for tag in _LORA.findall(text)))
+    if not tags:
+        return []
+    others = f" and {len(tags) - 1} more" if len(tags) > 1 else ""
+    return [f"prompt: {shown(tags[0])}{others}: fastdiff does not load LoRAs, and draws the tag as text"]
 
 
 def _cut(texts: Sequence[tuple[str, str]], tokenizers: Sequence[CLIPTokenizer]) -> Iterator[str]:

@@ -34,6 +34,10 @@ def test_a_list_of_seeds_and_ranges_is_used_as_it_is(ranges):
     assert parse_seed(text) == tuple(first + i for first, more in ranges for i in range(more + 1))
 
 
+def test_minus_one_is_a_random_seed():
+    assert parse_seed("-1") == parse_seed("random") == "random"
+
+
 @given(st.text(alphabet="0123456789,- eE+._x٣", max_size=12))
 def test_any_other_text_is_refused_or_understood_in_bounds(text):
     try:
@@ -41,14 +45,15 @@ def test_any_other_text_is_refused_or_understood_in_bounds(text):
     except InputError as error:
         assert str(error).startswith("seed: ") and "\n" not in str(error)
     else:
-        assert all(0 <= value <= MAX_SEED for value in (seed if isinstance(seed, tuple) else (seed,)))
+        seeds = seed if isinstance(seed, tuple) else (seed,)
+        assert text == "-1" or all(0 <= value <= MAX_SEED for value in seeds)
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "",
-        "-1",
+        "-2",
         "4294967296",
         "9999999999999999999",
         "1e3",
