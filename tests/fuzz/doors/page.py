@@ -5,7 +5,7 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,10 @@ def call(folder: Path, what: str, options: Options) -> Outcome:
         del os.environ["GRADIO_TEMP_DIR"]
 
 
+async def _last(views: AsyncIterator[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [view async for view in views][-1]
+
+
 @guarded
 def _api(folder: Path, options: dict[str, Any]) -> list[str]:
     engine, generate, _ = functions()
@@ -54,7 +58,7 @@ def _api(folder: Path, options: dict[str, Any]) -> list[str]:
     given = {"model": f"./{folder.name}", "num_images": 1, "steps": 1}
     given |= {"prompt": PROMPT} if (folder / "tokenizer").is_dir() else {}
     try:
-        *_, files = generate(**given | options)
+        files = asyncio.run(_last(generate(**given | options)))
     except gr.Error as error:
         raise InputError(str(error.message)) from None
     for file in files:
