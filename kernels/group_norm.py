@@ -31,7 +31,6 @@ from fastdiff.kernels.device.group_norm import apply_kernel, merge_kernel, momen
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host.calls import PartsCall, check_pictures
 from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side
-from fastdiff.kernels.host.leaves import Leaf
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.plans import cpu
@@ -155,13 +154,13 @@ class GroupNormCall(PartsCall[Tensor]):
         x, pair = _side_by_side(self.parts), (self.weight, self.bias)
         weight, bias = (None if each is None else each.float() for each in pair)
         if self.scale is None or self.shift is None:
-            return _normalised(x, self.num_groups, weight, bias, self.eps)
+            return cpu.group_norm(x, self.num_groups, weight, bias, self.eps)
         a, b = 1 + self.scale.float(), self.shift.float()
         if len(x) == 1:  # one affine map does both
             weight = a[0] if weight is None else weight * a[0]
             bias = b[0] if bias is None else torch.addcmul(b[0], bias, a[0])
-            return _normalised(x, self.num_groups, weight, bias, self.eps)
-        y = _normalised(x, self.num_groups, weight, bias, self.eps)
+            return cpu.group_norm(x, self.num_groups, weight, bias, self.eps)
+        y = cpu.group_norm(x, self.num_groups, weight, bias, self.eps)
         return torch.addcmul(b[:, None, None, :], y, a[:, None, None, :])
 
     def _by_moments(self) -> Tensor:
@@ -208,13 +207,6 @@ class GroupNormCall(PartsCall[Tensor]):
 
 
 group_norm = Operation("group_norm", GroupNormCall)
-
-
-@Leaf
-def _normalised(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Return the norm of x (N, H, W, C), by torch's own GroupNorm where that is accurate."""
-    y, accurate = cpu.group_norm(x, num_groups, weight, bias, eps)
-    return y if accurate else GroupNormCall(x, num_groups, weight, bias, eps=eps)._by_moments().to(x.dtype)
 
 
 def _channel_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

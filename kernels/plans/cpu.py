@@ -5,7 +5,6 @@ oneDNN multiplies matrices in blocks, and each call with an ordinary weight reor
 torch's own matrix products use MKL on x86, which is half as fast on AMD processors, where it does not use AVX-512.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -14,21 +13,22 @@ from torch import Tensor
 
 from fastdiff.kernels.host.leaves import Leaf
 
-MOST_MEAN = 4.0  # largest |mean| / standard deviation of a group for which torch's GroupNorm is as accurate as ours
+MOST_MEAN = 1.0  # largest |mean| / standard deviation of a group whose variance torch's GroupNorm computes well
+
+_DTYPES: set[torch.dtype] = set()  # which oneDNN computes with on this CPU
+if torch.backends.mkldnn.is_available():
+    _DTYPES |= {torch.float32} | ({torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
 
 Padding = int | tuple[int, int, int, int]
 
 
 def by_onednn(x: Tensor) -> bool:
-    """Whether oneDNN computes with x: float32, or bfloat16 on a CPU that has instructions for it."""
-    return x.device.type == "cpu" and _computes(x.dtype) and x.numel() > 0
+    """Whether oneDNN computes with x: float32, or bfloat16 on a CPU that has instructions for it.
 
-
-@functools.cache
-def _computes(dtype: torch.dtype) -> bool:
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    torch.compile gets torch's own functions, which it fuses.
+    """
+    is_there = x.device.type == "cpu" and x.dtype in _DTYPES and x.numel() > 0
+    return is_there and not torch.compiler.is_compiling()
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -93,14 +93,24 @@ def _pack_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: in
     return x, packed, bias, stride, padding, *rest
 
 
-def group_norm(
-    x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, bool]:
-    """Return F.group_norm of pictures x (N, H, W, C), contiguous, and whether it is accurate.
+@Leaf
+def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Return F.group_norm of pictures x (N, H, W, C), by torch.
 
-    torch computes the variance from sums of squares, which cancel if the mean is large.
+    torch computes the variance from sums of squares, which cancel if the mean is large. Such pictures are normalised
+    again, without their mean.
     """
+    y, mean, rstd = _group_norm(x.contiguous(), num_groups, weight, bias, eps)
+    if (mean * rstd).abs().max().item() <= MOST_MEAN:
+        return y
+    mean = mean.repeat_interleave(x.shape[-1] // num_groups, dim=1)
+    return _group_norm(x - mean[:, None, None, :], num_groups, weight, bias, eps)[0].to(x.dtype)
+
+
+def _group_norm(x: Tensor, num_groups: int, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the norm of contiguous pictures, and each group's mean and 1 / standard deviation."""
     n, height, width, channels = x.shape
+    weight, bias, eps = rest
     x = x.permute(0, 3, 1, 2)
     y, mean, rstd = torch.native_group_norm(x, weight, bias, n, channels, height * width, num_groups, eps)
-    return y.permute(0, 2, 3, 1).contiguous(), (mean * rstd).abs().max().item() <= MOST_MEAN
+    return y.permute(0, 2, 3, 1).contiguous(), mean, rstd

@@ -129,7 +129,7 @@ def test_explain_says_what_a_step_runs_on_and_draws_nothing(here, tiny, tmp_path
         (["--num-images", "0"], "num-images: 0 is not a whole number from 1"),
         (["--batch-size", "0"], "argument -b/--batch-size: 0 is not a whole number of at least 1"),
         (["--seed", "4294967296"], "seed: 4294967296 is not a seed from 0 to 4294967295"),
-        (["--seed", "-1"], "seed: '-1' is not a seed from 0"),
+        (["--seed", "-2"], "seed: '-2' is not a seed from 0"),
         (["--seed", "1,2", "--num-images", "3"], "num-images 3: the list has 2 seeds; leave one of the two out"),
         (["--eta", "2"], "eta: 2.0 is not a number from 0 to 1"),
         (["--cfg-scale", "nan"], "cfg-scale: nan is not a number of at least 0"),

@@ -51,7 +51,7 @@ def test_pictures_are_the_pipelines_and_hold_their_settings(engine, tmp_path, mo
     for seed, picture, image in zip((5, 6, 7), pictures, expected.images, strict=True):
         record = png.read_settings(picture.path)
         assert picture.path.name == f"noto-birds-{seed}.png"
-        assert record == {"schema": 1, **picture.record}
+        assert record == {"schema": 1, "numerics": png.NUMERICS, **picture.record}
         assert (record["seed"], record["label"], record["num_inference_steps"]) == (seed, "noto birds", 2)
         assert np.array_equal(pixels(picture.path), np.asarray(image))
 

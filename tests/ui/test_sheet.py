@@ -75,7 +75,11 @@ def test_a_sheet_has_the_pictures_of_draw_and_draws_itself_again(draw_at, engine
     assert sorted(path.read_bytes() for path in alone) == sorted(each.path.read_bytes() for each in drawn)
     with Image.open(sheet.path) as image:
         assert all(has_inside(np.asarray(image), path) for path in alone)
-    assert sheet.path.name == "sheet.png" and {"schema": 1, **sheet.record} == png.read_settings(sheet.path)
+    assert sheet.path.name == "sheet.png" and {
+        "schema": 1,
+        "numerics": png.NUMERICS,
+        **sheet.record,
+    } == png.read_settings(sheet.path)
     restored = read_record(sheet.path, LIMITS)
     _, (*_, again) = draw_at("again", UncheckedRequest.from_record(restored), restored["axes"])
     assert again.path.read_bytes() == sheet.path.read_bytes()
