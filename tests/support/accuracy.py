@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 # The largest error of a dtype, relative to the largest number of the truth. A 16-bit dtype may have twice its eps,
 # because an output is rounded about four times, by half an eps each. float32 has 80 eps, for sums of thousands of
@@ -50,9 +52,33 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
+class _ByOneDNN(TorchFunctionMode):
+    """Compute float32 products and convolutions on a CPU by oneDNN in channels-last, as torch.compile does.
+
+    Eager torch uses MKL for some of them. The number of threads decides for which, and the CPU decides how MKL rounds.
+    A tolerance from MKL would depend on both.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (F.linear, F.conv2d) or args[0].device.type != "cpu" or args[0].dtype != torch.float32:
+            return func(*args, **kwargs or {})
+        return (_linear if func is F.linear else _conv2d)(*args, **kwargs or {})
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight.contiguous(), bias, "none", [], "")
+
+
+def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1, padding: int = 0) -> Tensor:
+    x = x.contiguous(memory_format=torch.channels_last)
+    window = [padding] * 2, [stride] * 2, [1, 1], 1
+    return torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *window, "none", [], "")
+
+
 def in_dtype(dtype: torch.dtype, by_torch: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Run `by_torch` with all its float tensors cast to a dtype."""
-    return by_torch(*cast(args, dtype), **cast(options, dtype))
+    with _ByOneDNN():
+        return by_torch(*cast(args, dtype), **cast(options, dtype))
 
 
 def peer_and_truth(by_torch: Callable[..., Any], dtype: torch.dtype, *args: Any, **options: Any) -> tuple[Any, Any]:
