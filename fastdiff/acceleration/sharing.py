@@ -61,6 +61,7 @@ def share_parameters(model: nn.Module, precision: Precision) -> Model:
             theirs[key].data = view
     hold_in_8_bits(ours, in_8_bits)
     ours.load_state_dict(state, assign=True)
+    ours.is_shared = True
     ours.sources = {name: theirs[name].data for name in ours.conversions}
     return ours.requires_grad_(False)
 

@@ -125,7 +125,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     output = Output.check(
         run, args.out, device=args.device, overwrite=args.overwrite, resume=args.resume, grid=args.grid
     )
-    lines = [*find_source_notices(args.source), *find_notices(run), *output.notices()]
+    lines = [*find_notices(run), *output.notices()]
     output.remove_abandoned()
     notices.say(*lines)
     written = Written()
@@ -134,8 +134,9 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
 
     def load_saying() -> "Pipeline":
         pipe = load()
-        notices.say(*find_device_notices(pipe.device))
-        if not in_terminal():  # after the loading, whose errors are the only line
+        # after the loading, whose errors are the only line
+        notices.say(*find_source_notices(args.source), *find_device_notices(pipe.device))
+        if not in_terminal():
             count = len(output.missing)
             notices.say(f"drawing {count} {_things(run, count)} with {run.card.name}")
         return pipe

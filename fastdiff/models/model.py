@@ -96,6 +96,7 @@ class Model(Surface, metaclass=_Building):
         self.conversions: Mapping[str, weights.Conversion] = {}
         # our name -> diffusers' live parameter, if a conversion of it must follow its changes
         self.sources: Mapping[str, Tensor] = {}
+        self.is_shared = False  # whether the weights are also the memory of another model's parameters
         self._graphs: dict[Hashable, Graphed | Programmed] = {}
         self._plain_place: tuple[dict[str, nn.Parameter | None], str] | None = None  # where `_plain` is
 
@@ -262,7 +263,10 @@ class Model(Surface, metaclass=_Building):
         """
         if not self.use_graphs:
             return Plainly(function)
-        return self._graphs.setdefault(name, (Graphed if self.device.type == "cuda" else Programmed)(function))
+        if name not in self._graphs:
+            is_cuda = self.device.type == "cuda"
+            self._graphs[name] = Graphed(function) if is_cuda else Programmed(function, packs=not self.is_shared)
+        return self._graphs[name]
 
     def release_graphs(self) -> None:
         """Free all CUDA graphs and their memory. They are captured again when needed."""

@@ -14,6 +14,8 @@ from tests.support.waiting import TIMEOUT
 
 KEPT = "exists with these settings and was kept; --overwrite draws it again"
 
+WRITTEN = {"schema": 1, "numerics": png.NUMERICS}  # what every record gets
+
 
 @pytest.fixture
 def draw(here, tiny):
@@ -112,8 +114,5 @@ def test_commands_at_once_never_write_one_file(tiny, tmp_path, environment, file
     assert [done.returncode for done in every] == [0] * 4, [done.stderr for done in every]
     for done in every:
         for line in map(json.loads, done.stdout.splitlines()):
-            assert png.read_settings(tmp_path / line["path"]) == line["settings"] | {
-                "schema": 1,
-                "numerics": png.NUMERICS,
-            }
+            assert png.read_settings(tmp_path / line["path"]) == line["settings"] | WRITTEN
     assert len(files(tmp_path / "outputs")) == 2 * 21, "two pictures of each seed, and two grids"

@@ -13,7 +13,7 @@ from gradio_client.exceptions import AppError
 from PIL import Image
 
 from fastdiff.cli import main
-from fastdiff.models.unet2d import UNet2DModel
+from fastdiff.diffusion.loop import _Loop
 from fastdiff.pipelines import Pipeline
 from fastdiff.requests import png
 from tests.support.waiting import wait_for
@@ -245,7 +245,7 @@ def test_the_queue_goes_on_after_a_failure(client, monkeypatch, error, message):
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(UNet2DModel, "predict", fail)
+        patch.setattr(_Loop, "step_by_picture", fail)
         with pytest.raises(AppError, match=message) as refusal:
             client.predict(steps=1, api_name="/generate")
         assert "our own mistake" not in str(refusal.value)

@@ -8,7 +8,6 @@ from PIL import Image
 from fastdiff import cli
 from fastdiff.diffusion.loop import _Loop
 from fastdiff.errors import DeviceLostError, NonFiniteError
-from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.pipelines import Pipeline
 from fastdiff.requests import png
 from fastdiff.ui import drawing
@@ -113,7 +112,7 @@ def test_failures_while_drawing(engine, monkeypatch, tmp_path, error, expected):
 
     run = prepare(UncheckedRequest(steps=1), engine, LIMITS)
     engine.pipeline(run.card, None)
-    monkeypatch.setattr(UNet2DModel, "predict", fail)
+    monkeypatch.setattr(_Loop, "step_by_picture", fail)
     with pytest.raises(expected):
         list(draw(run, engine, tmp_path))
 

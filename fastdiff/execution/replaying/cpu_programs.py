@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastdiff.execution.replaying.cpu_trace import NoProgram, Program, trace
+from fastdiff.execution.replaying.cpu_trace import MOST_PACKED, NoProgram, Program, trace
 from fastdiff.execution.replaying.cuda_graphs import CAPACITY
 from fastdiff.execution.replaying.trees import Fixed, Function, Tensors, chosen, map_tensors, plain
 from fastdiff.kernels.host.recording import recorder
@@ -26,8 +26,9 @@ class Programmed:
     when memory that the function uses, such as weights, moves.
     """
 
-    def __init__(self, function: Function):
-        self._function = function
+    def __init__(self, function: Function, *, packs: bool = True):
+        """packs: whether weights are packed. Set it to False if they may change unseen, through other tensors."""
+        self._function, self._packs = function, packs
         self._programs: OrderedDict[tuple, Program | None] = OrderedDict()  # None: called once, or has no program
         self._refused: set[tuple] = set()
         self._lock = threading.Lock()
@@ -47,7 +48,7 @@ class Programmed:
             program, is_first = self._programs.get(key), key not in self._programs
             if not is_first and key not in self._refused and (program is None or not program.is_current):
                 try:
-                    program = trace(self._function, tensors)
+                    program = trace(self._function, tensors, MOST_PACKED if self._packs else 0)
                 except NoProgram:
                     self._refused.add(key)
             self._programs[key] = program

@@ -81,11 +81,14 @@ class Program:
         return map_tensors(lambda _: next(results), self._outputs)
 
 
-def trace(function: Function, inputs: tuple[Tensors, ...]) -> Program:
-    """Return the program of `function` for inputs like these. Raises NoProgram."""
+def trace(function: Function, inputs: tuple[Tensors, ...], room: int) -> Program:
+    """Return the program of `function` for inputs like these. Raises NoProgram.
+
+    room: the most bytes of weights that it packs.
+    """
     with torch.inference_mode(False), torch.no_grad():
         inputs = map_tensors(torch.clone, inputs)  # each with memory of its own
-        tracer = _Tracer(_flat(inputs))
+        tracer = _Tracer(_flat(inputs), room)
         with recording_leaves(tracer.record_leaf), tracer:
             outputs = function(*inputs)
         found = [tracer.place(each) for each in _flat(outputs)]
@@ -99,11 +102,11 @@ def trace(function: Function, inputs: tuple[Tensors, ...]) -> Program:
 class _Tracer(TorchDispatchMode):
     """Record the torch functions that run, except views: a step that reads a view takes it from the whole tensor."""
 
-    def __init__(self, inputs: Iterator[Tensor]):
+    def __init__(self, inputs: Iterator[Tensor], room: int):
         super().__init__()
         self.steps: list[Step] = []
         self.packed: list[Tensor] = []
-        self._room = MOST_PACKED
+        self._room = room
         self._count = 0
         self._storages: dict[int, StorageWeakRef] = {}  # by address, which a reference keeps from being used again
         self._places: dict[int, dict[tuple, Place]] = {}  # of the views of a storage, by their geometry

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastdiff.execution.replaying import cpu_programs, cpu_trace
+from fastdiff.execution.replaying import cpu_programs
 from fastdiff.execution.replaying.cpu_programs import Programmed
 from fastdiff.execution.replaying.trees import Fixed
 from fastdiff.kernels.conv2d import conv2d
@@ -121,8 +121,18 @@ def test_changed_weights_count(layer):
     assert equal(run(*inputs(0)), function(*inputs(0)))
 
 
+def test_weights_that_change_unseen_are_not_packed(layer):
+    """torch counts no change through `data`, as when diffusers' parameters have the memory of ours."""
+    function = network(layer)
+    run = Programmed(function, packs=False)
+    for _ in range(2):
+        run(*inputs(0))
+    layer.weight.data.mul_(2)
+    assert equal(run(*inputs(0)), function(*inputs(0)))
+
+
 def test_too_many_weights_are_not_packed(layer, monkeypatch):
-    monkeypatch.setattr(cpu_trace, "MOST_PACKED", layer.weight.nbytes - 1)
+    monkeypatch.setattr(cpu_programs, "MOST_PACKED", layer.weight.nbytes - 1)
     packed = []
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_convolution_weight", packed.append)
     function = network(layer)

@@ -88,10 +88,10 @@ def test_cancel_keeps_what_is_finished(page, slow_steps):
     page.locator("#gallery .caption-label").get_by_text("seed 0").wait_for()
     page.get_by_role("button", name="Cancel").click()
     wait_for_status(page, "Cancelled")
-    ended, kept = len(slow_steps), captions(page)
+    ended = len(slow_steps)
     time.sleep(2)
-    assert len(slow_steps) <= ended + 1
-    assert captions(page) == kept and "seed 0" in kept and len(kept) < 5
+    assert len(slow_steps) <= ended + 1 < 5 * 4
+    assert captions(page) == [f"seed {i}" for i in range(len(slow_steps) // 4)]
     generate(page, seed=9, steps=1)
     wait_for_status(page, "Drew 1 picture")
     assert captions(page) == ["seed 9"]
@@ -168,9 +168,9 @@ def test_a_dropped_png_restores_its_settings(page, server, engine, tmp_path):
     wait_for_status(page, "Drew 1 picture")
 
 
-def test_a_dropped_jpeg_is_refused(page):
-    drop(page, b"\xff\xd8\xff\xe0 JFIF", "photo.png")
-    page.get_by_role("alert").get_by_text("photo.png is not a PNG").wait_for()
+def test_a_dropped_gif_is_refused(page):
+    drop(page, b"GIF89a picture", "photo.png")
+    page.get_by_role("alert").get_by_text("photo.png is not a PNG, JPEG or WebP file").wait_for()
 
 
 def test_wrong_input_shows_its_message_and_the_page_goes_on(page):
