@@ -74,6 +74,11 @@ def seeds_from(first: int, count: int) -> range:
     return range(first, first + count)
 
 
+def random_seed(count: int) -> int:
+    """Return a random first seed for `count` consecutive seeds."""
+    return secrets.randbelow(MAX_SEED + 2 - count)
+
+
 def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None:
     for name, owners in {"eta": tuple(ETAS), "use_clipped_model_output": ("ddim",)}.items():
         value = getattr(sampling, name)
@@ -178,7 +183,7 @@ def _seeds(request: Request, labels: Sequence[Any], prompts: Sequence[str], defa
         seeds = seed
     else:
         count = count or (1 if request.prompt else max(1, defaults.pictures // num_subjects))
-        first = secrets.randbelow(MAX_SEED + 2 - count) if isinstance(seed, str) else seed
+        first = random_seed(count) if isinstance(seed, str) else seed
         seeds = tuple(seeds_from(first, count))
     most = defaults.most_pictures
     if num_subjects * len(seeds) > most:

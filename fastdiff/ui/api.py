@@ -31,7 +31,7 @@ def add_api(engine: Engine, limits: Limits, store: Store) -> None:
     async def generate(  # type: ignore[misc]  # Gradio takes the return type as the type of each yielded value
         model: str | None = None,
         label: str | int | None = None,
-        seed: int = defaults.SEED,
+        seed: int | None = defaults.SEED,
         num_images: int = defaults.PAGE.pictures,
         steps: int | None = None,
         scheduler: str | None = None,
@@ -47,6 +47,8 @@ def add_api(engine: Engine, limits: Limits, store: Store) -> None:
         request: gr.Request | None = None,
     ) -> list[dict[str, Any]]:
         """Draw PNG files with their settings embedded. Picture i uses seed + i; the model supplies missing settings.
+
+        A seed of -1 or None is random; the settings in the file have the real one.
 
         A model draws from a label or from a prompt; /models says which. Without `model`, a bundled model is used.
 

@@ -4,7 +4,7 @@ import functools
 import html
 import math
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,8 @@ class CompareTab:
             controls.model.input(self._follow(side), {*self.form.components}, self.shown, **QUICK)
         self.form.follow()
         inputs = {*self.form.components, self.session}
-        self.controls.connect(self.form.typed, self.add, inputs, self.status, [], self.timer)
+        self.controls.connect(self.form.typed, self.add, inputs, self.status, self.timer)
+        self.form.seeds.connect([self.results[0].drawn], lambda drawn: drawn and drawn.record["seed"])
 
     @property
     def shown(self) -> list[Component]:
@@ -124,7 +125,9 @@ class CompareTab:
         session: Session = data[self.session]
         shelf, limits = session.shelf(request), self.form.limits
         shelf.new_folder()  # raises if the quota is used up
-        asked = [self.form.request(data, side) for side in range(2)]
+        first, second = (self.form.request(data, side) for side in range(2))
+        first = limits.check(first)
+        asked = [first, replace(second, seed=first.seed)]
         runs = [prepare(each, self.engine, limits) for each in asked]
         views = [View(name) for name in "AB"]
 

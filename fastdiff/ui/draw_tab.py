@@ -79,8 +79,8 @@ class DrawTab:
 
     def _connect(self) -> None:
         inputs = {*self.form.components, self.session}
-        own = self.form.seeds.components
-        self.controls.connect(self.form.typed, self.add, inputs, self.status, own, self.timer)
+        self.controls.connect(self.form.typed, self.add, inputs, self.status, self.timer)
+        self.form.seeds.connect([self.session, self.panel.chosen], _seed_shown)
         # a hub model may take a while to download
         visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}
         self.form.model.input(self.follow_model, {*self.form.components}, self.shown, **visibly)
@@ -104,14 +104,13 @@ class DrawTab:
     def add(self, data: Mapping[Component, Any], request: gr.Request) -> Updates:
         """Add the form's request to the queue. Raises InputError like `prepare`, and if too many runs wait."""
         session: Session = data[self.session]
-        seed = self.form.seeds.chosen(data)
         shelf = session.shelf(request)
         shelf.new_folder()  # raises if the quota is used up
-        title, view, steps = self._start({**data, self.form.seed: seed}, shelf)
+        title, view, steps = self._start(data, shelf)
         limits = self.form.limits
         job = Job(session.owner(request), KIND, title, view.follow(steps), [view])
         self.engine.queue.add(job, limits.waiting, limits.waiting_of_one)
-        return {self.form.seed: seed, self.form.seeds.spent: seed}
+        return {}
 
     def _start(
         self, data: Mapping[Component, Any], shelf: Shelf
@@ -262,6 +261,12 @@ class DrawTab:
         done = f"Loaded the settings of {first}{name}{', and its axes' if AXES in record else ''}"
         done += f"; not restored: {' and '.join(others)}" if others else ""
         return updates | {self.examples: fit_examples(run.card), self.status: note(done)}
+
+
+def _seed_shown(session: Session, chosen: Drawn | None) -> int | None:
+    """Return the seed of the picture on the stage, or of the first one in the grid."""
+    drawn = chosen or next(iter(session.drawn), None)
+    return None if drawn is None else drawn.record["seed"]
 
 
 def _told(job: Job) -> str:

@@ -61,7 +61,7 @@ class Session:
 
 def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
     """Return the requested run. Raises InputError with the field and the remedy, before any heavy work."""
-    limits.check(unchecked)
+    unchecked = limits.check(unchecked)
     first = defaults.model_of(labelled=unchecked.label is not None)
     card = engine.catalogue.card(first if unchecked.model is None else unchecked.model)
     if card.reads_text and unchecked.prompt is None:

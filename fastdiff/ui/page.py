@@ -101,8 +101,8 @@ def _keep_form(page: gr.Blocks, draw: DrawTab) -> None:
             data = dict.fromkeys(form.components) | dict(zip(fields, values or (), strict=True))
             asked = form.request(data)
             card = draw.prepare(asked).card  # raises if it cannot be drawn
-            own = {form.seeds.lock: bool(data[form.seeds.lock]), form.batch_size: asked.batch_size}
-            updates = form.show_request(card, asked) | own | form.axes.fit(card, data)
+            own = {form.batch_size: asked.batch_size} | form.axes.fit(card, data)
+            updates = form.show_request(card, asked) | own
             return updates | {draw.examples: fit_examples(card)}
         except (*PROBLEMS, ValueError, TypeError):  # nothing is saved, or another version saved it
             return {draw.status: gr.skip()}

@@ -69,6 +69,7 @@ class SheetProgress(Progress):
 
 def prepare_sheet(asked: UncheckedRequest, axes: Axes, engine: Engine, limits: Limits) -> Sheet:
     """Return the sheet of a request, with the values of the axes filled in. Raises InputError like `prepare`."""
+    asked = limits.check(replace(asked, num_images=1))
     columns, rows = axes.columns, axes.rows
     if columns * rows > limits.pictures:
         count = f"a sheet of {columns} x {rows} = {columns * rows} pictures"
@@ -86,7 +87,7 @@ def prepare_sheet(asked: UncheckedRequest, axes: Axes, engine: Engine, limits: L
 
 def _with(asked: UncheckedRequest, settings: Mapping[str, Any]) -> UncheckedRequest:
     """Return the request for one picture."""
-    asked = replace(asked, num_images=1, **settings)
+    asked = replace(asked, **settings)
     return asked if asked.scheduler in ETAS else replace(asked, eta=None)
 
 

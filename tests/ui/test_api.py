@@ -2,6 +2,7 @@
 
 import json
 import re
+import secrets
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from PIL import Image
 
 from fastdiff.cli import main
 from fastdiff.diffusion.loop import _Loop
+from fastdiff.kinds import MAX_SEED
 from fastdiff.pipelines import Pipeline
 from fastdiff.requests import png
 from tests.support.waiting import wait_for
@@ -92,6 +94,13 @@ def test_models(client):
     }
 
 
+@pytest.mark.parametrize("seed", [-1, None])
+def test_a_random_seed_stands_in_the_picture(client, seed, monkeypatch):
+    monkeypatch.setattr(secrets, "randbelow", lambda most: most - 1)
+    (path,) = client.predict(seed=seed, steps=1, api_name="/generate")
+    assert png.read_settings(Path(path))["seed"] == MAX_SEED
+
+
 def test_the_api_page_names_two_functions(client):
     described = client.view_api(return_format="dict")["named_endpoints"]
     assert sorted(described) == ["/generate", "/models"]
@@ -104,7 +113,7 @@ def test_the_api_page_names_two_functions(client):
     [
         pytest.param({"steps": True}, "steps: True is not a whole number", id="true"),
         pytest.param({"steps": 2.5}, "steps: 2.5 is not a whole number", id="fraction"),
-        pytest.param({"seed": -1}, "seed: -1 is not a whole number", id="seed"),
+        pytest.param({"seed": -2}, "seed: -2 is not a whole number", id="seed"),
         pytest.param({"label": "<b>x"}, "label '<b>x' is not a label.* the API's /models lists", id="label"),
         pytest.param({"model": "/etc"}, "model '/etc' is unknown", id="model"),
         pytest.param({"prompt": "a cat"}, "prompt: emoji64 has no text encoder", id="prompt of a class model"),
@@ -145,7 +154,7 @@ def test_values_that_may_be_null_can_be_left_out_at_the_end(http, count):
         pytest.param(["emoji64"], "generate: 1 values are not enough; give 15", id="one"),
         pytest.param([*DEFAULTS[:5], "ddim", HUGE, *[None] * 8], "eta: 1000000", id="eta"),
         pytest.param([*DEFAULTS[:7], HUGE, *DEFAULTS[8:]], "guidance_scale: 1000000", id="guidance"),
-        pytest.param([*DEFAULTS[:2], None, *DEFAULTS[3:]], "seed is empty; give a whole number", id="no seed"),
+        pytest.param([*DEFAULTS[:3], None, *DEFAULTS[4:]], "num_images is empty; give a whole number", id="no number"),
         pytest.param([*DEFAULTS[:5], "ddpm", 0.5, *DEFAULTS[7:]], "or give scheduler ddim", id="eta without ddim"),
         pytest.param(
             ["emoji64", {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}, *DEFAULTS[2:]],
@@ -184,7 +193,7 @@ def test_the_page_speaks_its_own_words(visit):
     page = visit()
     event = page.event("generate", "click")
     for field, value, message in (
-        ("Seed", None, "Seed is empty; give a whole number"),
+        ("Pictures", None, "Pictures is empty; give a whole number"),
         ("Pictures", 33, "Pictures: 33 is not a whole number from 1 to 32"),
         ("Guidance", HUGE, "Guidance: 1000000"),
     ):

@@ -1,9 +1,14 @@
-"""The difference between two pictures."""
+"""A comparison: one seed for both, and the difference between two pictures."""
+
+import re
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from fastdiff.requests import png
 from fastdiff.ui.compare_tab import comparison_table, difference
 
 
@@ -40,3 +45,16 @@ def test_other_sizes(picture):
 
 def test_table_is_escaped():
     assert "<b>" not in comparison_table([1.0, 2.0], "<b>")
+
+
+def test_both_sides_have_the_same_random_seed(visit):
+    page = visit()
+    event = page.event("compare", "click")
+    page.call(event, page.inputs(event, Seed=-1, Steps=1))
+    deadline, shown = time.monotonic() + 60, ""
+    while "Pixel difference" not in shown:
+        assert time.monotonic() < deadline, shown
+        shown += page.look()
+    seeds = {png.read_settings(Path(path))["seed"] for path in re.findall(r"'path': '([^']+\.png)'", shown)}
+    assert len(seeds) == 1 and seeds != {-1}
+    assert "identical" in shown

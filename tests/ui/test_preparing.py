@@ -1,5 +1,7 @@
 """From options to a run: invalid options are refused before drawing, missing ones get defaults."""
 
+import secrets
+
 import pytest
 
 from fastdiff.errors import InputError
@@ -21,12 +23,12 @@ LIMITS = Limits(pictures=4, steps=50, side=128, batch_size=4)
         pytest.param({"steps": float("nan")}, "steps: nan is not a whole number", id="NaN"),
         pytest.param({"steps": True}, "steps: True is not a whole number", id="true is no number"),
         pytest.param({"steps": "abc"}, "steps: 'abc' is not a whole number", id="text"),
-        pytest.param({"seed": -1}, f"seed: -1 is not a whole number from 0 to {MAX_SEED}", id="seed below 0"),
+        pytest.param({"seed": -2}, f"seed: -2 is not a whole number from 0 to {MAX_SEED}, or -1", id="seed below -1"),
+        pytest.param({"seed": False}, "seed: False is not", id="false is no seed"),
         pytest.param({"seed": 2**32}, "seed: 4294967296 is not", id="seed over 32 bits is not wrapped"),
         pytest.param({"seed": 2**63}, "seed: 9223372036854775808 is not", id="seed over 63 bits"),
         pytest.param({"seed": "1e3"}, "seed: '1e3' is not", id="seed as text"),
         pytest.param({"seed": [1, 2]}, r"seed: \[1, 2\] is not", id="seed list"),
-        pytest.param({"seed": None}, "seed: None is not", id="empty seed field"),
         pytest.param({"seed": MAX_SEED, "num_images": 2}, "would exceed the last seed", id="seeds past the end"),
         pytest.param({"num_images": 5}, "num_images: 5 is not a whole number from 1 to 4", id="too many pictures"),
         pytest.param({"num_images": 10**6}, "num_images: 1000000 is not", id="a million pictures"),
@@ -79,6 +81,18 @@ def test_what_is_left_out_is_the_models_choice(engine):
     assert (request.num_inference_steps, request.scheduler, request.guidance_scale, request.eta) == (50, "ddim", 4.0, 0)
     assert [(picture.seed, picture.label_name) for picture in run.cells] == [(0, "fluent-3d hearts")]
     assert run.size == (64, 64)
+
+
+def test_a_random_seed_is_picked_once_and_leaves_room_for_all_pictures(engine, monkeypatch):
+    monkeypatch.setattr(secrets, "randbelow", lambda most: most - 1)
+    for seed in (-1, None):
+        run = prepare(UncheckedRequest(seed=seed, num_images=3), engine, LIMITS)
+        assert [cell.seed for cell in run.cells] == [MAX_SEED - 2, MAX_SEED - 1, MAX_SEED]
+
+
+def test_each_run_has_another_random_seed(engine):
+    runs = [prepare(UncheckedRequest(seed=-1), engine, LIMITS) for _ in range(3)]
+    assert len({run.cells[0].seed for run in runs}) > 1
 
 
 def test_an_empty_prompt_is_one(engine):

@@ -163,3 +163,8 @@ def test_captions_have_accents_and_other_letters_and_boxes_for_the_rest():
 def test_captions_without_gradios_font(monkeypatch):
     monkeypatch.setattr(sheet, "_FONT", "missing.woff2")
     assert captioned("a") != captioned("é") == captioned("猫")
+
+
+def test_a_sheet_with_a_random_seed_has_one_for_all_pictures(engine):
+    sheet = prepare_sheet(UncheckedRequest(seed=-1), Axes(Axis("steps", (1, 2, 3))), engine, LIMITS)
+    assert len({cell.seed for run in sheet.runs for cell in run.cells}) == 1

@@ -127,8 +127,8 @@ def _choices(card: ModelCard) -> list[tuple[str, str]]:
 
 
 def _first_values(axis: str, value: Any) -> str:
-    if axis == "seed" and isinstance(value, int):
-        return ", ".join(str(value + i) for i in range(4))
+    if axis == "seed":  # a random seed, too, begins with 0
+        return ", ".join(str(max(0, value or 0) + i) for i in range(4))
     if axis == "scheduler":
         return ", ".join(dict.fromkeys([str(value), "ddim", "euler", "dpm++2m"]))
     fixed = {"steps": "5, 10, 20", "guidance_scale": "1, 2, 4"}

@@ -1,8 +1,7 @@
 """The form's controls, in groups that follow the model: controls that a model cannot use are hidden."""
 
 import math
-import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +10,14 @@ from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.kinds import MAX_SEED
-from fastdiff.requests.defaults import PRECISION, SCHEDULER, SEED
+from fastdiff.requests.completion import random_seed
+from fastdiff.requests.defaults import PRECISION, SCHEDULER
 from fastdiff.sampler_names import ETAS, SCHEDULERS
 from fastdiff.ui.parts.catalogue import Catalogue
-from fastdiff.ui.parts.request import Limits
+from fastdiff.ui.parts.request import RANDOM, Limits
 from fastdiff.ui.parts.running import QUICK, Updates
 
+MAX_STEPS = 150  # of the slider, as in A1111; the field beside it takes more
 MAX_GUIDANCE = 10  # of the slider; a restored picture can have more
 MAX_TEXT_GUIDANCE = 20  # Stable Diffusion is used with 5 to 15
 ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3), (16, 9), (9, 16))  # of the preset sizes, width to height
@@ -56,8 +57,9 @@ class Controls:
 class SamplingControls(Controls):
     """The sampling options: steps, scheduler, eta, guidance, clip skip and weights."""
 
-    steps: gr.Slider
-    scheduler: gr.Radio | gr.Dropdown
+    steps: gr.Number
+    steps_slider: gr.Slider  # follows `steps`, and moves it
+    scheduler: gr.Dropdown
     eta: gr.Slider
     guidance_scale: gr.Slider
     clip_skip: gr.Slider
@@ -72,13 +74,25 @@ class SamplingControls(Controls):
         record: Mapping[str, Any] | None = None,
         picker: type[gr.Radio] | type[gr.Dropdown] = gr.Radio,
     ) -> "SamplingControls":
-        """Build the controls. picker: the component type for the scheduler and for the weights."""
+        """Build the controls. picker: the component type for the weights."""
         properties = cls.properties(catalogue, card, limits, record)
+        with gr.Group(elem_classes="steps"):
+            steps = gr.Number(
+                label="Steps", info="More steps are slower, but finer", min_width=140, **properties["steps"]
+            )
+            slider = gr.Slider(
+                1,
+                value=min(MAX_STEPS, properties["steps"]["value"]),
+                step=1,
+                label="Steps",
+                show_label=False,
+                min_width=140,
+                **properties["steps_slider"],
+            )
         sampling = cls(
-            steps=gr.Slider(
-                1, step=1, label="Steps", info="More steps are slower, but finer", min_width=140, **properties["steps"]
-            ),
-            scheduler=picker(
+            steps=steps,
+            steps_slider=slider,
+            scheduler=gr.Dropdown(
                 [(name.upper(), name) for name in SCHEDULERS],
                 label="Scheduler",
                 info="Sampling method",
@@ -108,6 +122,8 @@ class SamplingControls(Controls):
                 **properties["precision"],
             ),
         )
+        slider.input(None, slider, steps, js="(count) => count", **QUICK)
+        steps.change(None, steps, slider, js=f"(count) => Math.min(count, {MAX_STEPS})", **QUICK)
         sampling.scheduler.change(
             lambda scheduler: gr.update(visible=scheduler in ETAS),
             sampling.scheduler,
@@ -133,7 +149,8 @@ class SamplingControls(Controls):
         chosen |= {key: value for key, value in (record or {}).items() if value is not None}
         most = min(limits.steps, card.num_train_timesteps)
         return {
-            "steps": {"maximum": most, "value": min(chosen["num_inference_steps"], most)},
+            "steps": {"value": min(chosen["num_inference_steps"], most)},
+            "steps_slider": {"maximum": min(MAX_STEPS, most)},
             "scheduler": {"value": chosen["scheduler"]},
             "eta": {"value": chosen["eta"], "visible": chosen["scheduler"] in ETAS},
             "guidance_scale": {
@@ -156,7 +173,7 @@ class SamplingControls(Controls):
         """Fit the controls to `cards[1]`: its defaults, except where the user changed a default of `cards[0]`."""
         before, card = cards
         defaults = self.properties(catalogue, before, limits)
-        values = {name: data[getattr(self, name)] for name in defaults}
+        values = {name: data[getattr(self, name)] for name, each in defaults.items() if "value" in each}
         changed = {name: value for name, value in values.items() if value != defaults[name]["value"]}
         if "steps" in changed:
             changed["num_inference_steps"] = changed.pop("steps")
@@ -233,38 +250,46 @@ def _shape(width: int, height: int) -> str:
     return f"{width}x{height}"
 
 
+_SEED_BUTTONS = """
+<button type="button" data-name="dice" title="A random seed for each run" aria-label="A random seed for each run">
+    <svg viewBox="0 0 24 24" aria-hidden="true"><rect x="3" y="3" width="18" height="18" rx="4" />
+    <path d="M8 8h.01M16 8h.01M12 12h.01M8 16h.01M16 16h.01" /></svg></button>
+<button type="button" data-name="lock" title="Keep the picture's seed" aria-label="Keep the picture's seed">
+    <svg viewBox="0 0 24 24" aria-hidden="true"><rect x="5" y="11" width="14" height="10" rx="2" />
+    <path d="M8 11V7a4 4 0 0 1 8 0v4M12 15v2" /></svg></button>
+"""
+_PRESS = """
+element.addEventListener("click", ({target}) => {
+    const button = target.closest("button");
+    if (button) trigger("click", {name: button.dataset.name});
+});"""
+
+
 @dataclass(frozen=True)
 class SeedField(Controls):
-    """The seed of a run. The next run reuses it if it is locked, and otherwise uses a new one."""
+    """The seed of a run. If it is -1 or empty, each run has a random one.
+
+    A die sets it to -1. A lock fills in the seed of the picture on the page, so that the next run has it too.
+    """
 
     seed: gr.Number
-    lock: gr.Checkbox
-    spent: gr.State  # the seed drawn last; None if the user has chosen another since
+    buttons: gr.HTML
 
     @classmethod
     def build(cls) -> "SeedField":
-        with gr.Group():
-            seed = seed_field()
-            lock = gr.Checkbox(False, label="Keep this seed", info="Otherwise each run uses a new seed", min_width=100)
-            field = cls(seed, lock, gr.State(None))
-        seed.input(lambda: None, None, field.spent, **QUICK)
-        return field
+        with gr.Group(elem_classes="seed"):
+            return cls(
+                gr.Number(RANDOM, label="Seed", info=f"0 to {MAX_SEED}; {RANDOM} or empty is random"),
+                gr.HTML(_SEED_BUTTONS, js_on_load=_PRESS, apply_default_css=False, padding=False),
+            )
 
-    def chosen(self, data: Mapping[Component, Any]) -> Any:
-        """Return the seed of the next run, unchecked."""
-        seed = data[self.seed]
-        is_spent = seed is not None and seed == data[self.spent] and not data[self.lock]
-        return secrets.randbelow(MAX_SEED + 1) if is_spent else seed
+    def connect(self, inputs: Sequence[gr.State], seed_of: Callable[..., int | None]) -> None:
+        """Connect the buttons. seed_of: returns the seed of the picture on the page, if there is one."""
 
-    def show(self, seed: int) -> Updates:
-        """Fill in a seed that the next run uses."""
-        return {self.seed: seed, self.spent: None}
+        def press(event: gr.EventData, *values: Any) -> int:
+            if getattr(event, "name", None) == "dice":
+                return RANDOM
+            seed = seed_of(*values)
+            return random_seed(1) if seed is None else seed
 
-
-def seed_field() -> gr.Number:
-    """Build a seed field with a button for a new seed below it."""
-    with gr.Group():
-        seed = gr.Number(SEED, label="Seed", info=f"0 to {MAX_SEED}")
-        new = gr.Button("New seed", size="sm")
-    new.click(lambda: secrets.randbelow(MAX_SEED + 1), None, seed, **QUICK)
-    return seed
+        self.buttons.click(press, [*inputs], self.seed, **QUICK)

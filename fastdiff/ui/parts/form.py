@@ -12,8 +12,8 @@ from fastdiff.requests.request import AXES
 from fastdiff.ui.parts.axes import Axes
 from fastdiff.ui.parts.axis_fields import AxisFields
 from fastdiff.ui.parts.catalogue import Catalogue
-from fastdiff.ui.parts.controls import SamplingControls, SeedField, SizeControls, are_alike, model_picker, seed_field
-from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.parts.controls import SamplingControls, SeedField, SizeControls, are_alike, model_picker
+from fastdiff.ui.parts.request import RANDOM, Limits, UncheckedRequest
 from fastdiff.ui.parts.running import Updates
 from fastdiff.ui.parts.subject import LabelPickers, PromptBoxes
 
@@ -74,7 +74,7 @@ class Form:
     limits: Limits
     labels: LabelPickers
     boxes: PromptBoxes
-    seed: gr.Number
+    seeds: SeedField
     sides: Sequence[ModelControls]
 
     @classmethod
@@ -82,13 +82,17 @@ class Form:
         """Build the form of Compare. B opens with half the steps of A."""
         labels = LabelPickers.build(card)
         boxes = PromptBoxes.build(catalogue, card)
-        seed = seed_field()
+        seeds = SeedField.build()
         steps = catalogue.default_sampling(card).num_inference_steps
         sides = [
             ModelControls.build(name, catalogue, card, limits, count)
             for name, count in (("A", steps), ("B", max(1, steps // 2)))
         ]
-        return cls(catalogue, limits, labels, boxes, seed, sides)
+        return cls(catalogue, limits, labels, boxes, seeds, sides)
+
+    @property
+    def seed(self) -> gr.Number:
+        return self.seeds.seed
 
     @property
     def components(self) -> list[Component]:
@@ -134,7 +138,7 @@ class Form:
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
         """Fit the form and each side to `card`, and fill in the settings of a picture's `record`."""
         return {
-            self.seed: record["seed"],
+            self.seed: record.get("seed", RANDOM),
             **self.labels.updates(LabelPickers.properties(card, record["label"])),
             **self.boxes.updates(PromptBoxes.properties(self.catalogue, [card], record)),
             **{field: update for side in self.sides for field, update in side.show(card, record).items()},
@@ -146,7 +150,6 @@ class DrawForm(Form):
     """The form of Draw, which adds several pictures with consecutive seeds, and X/Y sheets."""
 
     num_images: gr.Slider
-    seeds: SeedField
     batch_size: gr.Slider
     axes: AxisFields
 
@@ -174,7 +177,7 @@ class DrawForm(Form):
             )
         axes = AxisFields.build(card)
         side = ModelControls(catalogue, limits, model, gr.State(card.name), sampling, size)
-        return cls(catalogue, limits, labels, boxes, seeds.seed, [side], num_images, seeds, batch_size, axes)
+        return cls(catalogue, limits, labels, boxes, seeds, [side], num_images, batch_size, axes)
 
     @property
     def model(self) -> gr.Dropdown:
@@ -184,8 +187,8 @@ class DrawForm(Form):
     def components(self) -> list[Component]:
         """The fields, in the order in which the browser stores their values."""
         (side,) = self.sides
-        groups = (self.labels, self.boxes, self.seeds, side.sampling, side.size, self.axes)
-        single = [side.model, side.fitted, self.num_images, self.batch_size]
+        groups = (self.labels, self.boxes, side.sampling, side.size, self.axes)
+        single = [side.model, side.fitted, self.num_images, self.seed, self.batch_size]
         return single + [component for group in groups for component in group.components]
 
     def request(self, data: Mapping[Component, Any], side: int = 0) -> UncheckedRequest:
@@ -202,7 +205,6 @@ class DrawForm(Form):
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
         return {
             **super().show(card, record),
-            **self.seeds.show(record["seed"]),
             self.num_images: record.get("num_images", 1),
             **self.axes.show(card, record.get(AXES, Axes())),
         }

@@ -35,6 +35,19 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 .gr-group:not(:has(.block)) { display: none }  /* would show as a line */
 .enlarged img { width: 100%; height: 100%; object-fit: contain }
 .enlarged img[data-small], img[data-small][data-testid="imageslider-image"] { image-rendering: pixelated }
+.seed .styler { position: relative }
+.seed .styler > .block { position: absolute; right: 20px; bottom: 15px; width: auto !important; height: 32px }
+.seed input { padding-right: 88px !important; appearance: textfield }
+.seed input::-webkit-inner-spin-button { display: none }
+.seed button { width: 32px; height: 32px; padding: 6px; border-radius: var(--radius-sm); float: left }
+.seed button:hover { background: var(--background-fill-secondary) }
+.seed svg { width: 20px; height: 20px; fill: none; stroke: currentColor; stroke-width: 2; stroke-linecap: round }
+/* the field of the steps stands where a slider has its own, which would take no more than the slider */
+.steps label.block { display: grid; grid-template-columns: 1fr 80px; row-gap: 2px }
+.steps label.block input { grid-area: 1 / 2 / span 2; align-self: start; padding: 4px 8px !important;
+                           text-align: center }
+.steps .head { display: none }
+.steps .form { gap: 0 !important } .steps .block + .block { padding-top: 0 !important }
 .side .form { min-width: min(320px, 100%) !important }
 .side [data-testid="block-info"] { margin-bottom: 4px }
 .side :is(.info-text, .min_value, .max_value, .reset-button) { display: none }  /* only in Draw, which has more room */

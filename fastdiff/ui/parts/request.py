@@ -1,16 +1,21 @@
 """An unchecked request from the form or the API, and the limits of a request."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal
 
 from annotated_types import Len
 
-from fastdiff.kinds import Label, Prompt, Seed
+from fastdiff.kinds import MAX_SEED, Label, Prompt, Seed
 from fastdiff.requests import defaults
+from fastdiff.requests.completion import random_seed
 from fastdiff.schema import Wanted, checked, whole
 
 Name = Annotated[str, Len(0, 200), Wanted("a name of up to 200 characters")]
+RANDOM = -1  # the seed of the form when it opens, as in A1111; None and an empty field mean the same
+_SeedOrRandom = Annotated[
+    Seed | Literal[-1] | None, Wanted(f"a whole number from 0 to {MAX_SEED}, or {RANDOM} for a random seed")
+]
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,16 @@ class Limits:
     visitors: int = 8 * 2**30  # bytes of pictures of all browsers together: a browser can drop its cookie
     uploads: int = 256 * 2**20  # bytes of all uploads on disk
 
-    def check(self, request: UncheckedRequest) -> None:
-        """Raise InputError, with the name of the field, for a value of the wrong type or beyond its limit."""
+    def check(self, request: UncheckedRequest) -> UncheckedRequest:
+        """Return the request, with a seed for a random one, so that all its pictures have the same.
+
+        Raises InputError, with the name of the field, for a value of the wrong type or beyond its limit.
+        """
         steps, side, batch_size = (whole(1, most) | None for most in (self.steps, self.side, self.batch_size))
         kinds = {
             "model": Name | None,
             "label": Label | Name | None,
-            "seed": Seed,
+            "seed": _SeedOrRandom,
             "num_images": whole(1, self.pictures),
             "steps": steps,
             "width": side,
@@ -75,3 +83,5 @@ class Limits:
         }
         for name, kind in kinds.items():
             checked(name, getattr(request, name), kind)
+        is_random = request.seed in (RANDOM, None)
+        return replace(request, seed=random_seed(request.num_images)) if is_random else request

@@ -83,7 +83,14 @@ def words_of_place(before: int) -> str:
 
 
 def status_of(job: Job, told: Callable[[Job], str]) -> str:
-    """Return the HTML of the status line of a run that has started. told: returns it for a finished one."""
+    """Return the HTML of the status line of a run that has started. told: returns it for a finished one.
+
+    It names the run: two runs may end with the same words, and the page only updates what has changed.
+    """
+    return f'<div data-run="{job.id}">{_words_of(job, told)}</div>'
+
+
+def _words_of(job: Job, told: Callable[[Job], str]) -> str:
     if job.state is State.RUNNING:
         return next((view.bar for view in reversed(job.views) if view.bar), note("Starting"))
     if job.state is State.CANCELLED:
@@ -134,7 +141,6 @@ class RunControls:
         add: Callable[..., Updates],
         inputs: set[Component],
         status: Component,
-        outputs: Sequence[Block],
         timer: gr.Timer,
     ) -> None:
         """Connect the button to `add`, which checks a run and adds it to the queue.
@@ -154,4 +160,4 @@ class RunControls:
             field.submit(None, js=self.press, **QUICK)
         self.start.click(None, js=_SHOW_STAGE, **QUICK)
         # the run checks its values itself, and its error names the wrong one
-        self.start.click(explained, {*inputs}, [status, *outputs, timer], preprocess=False, **QUICK)
+        self.start.click(explained, {*inputs}, [status, timer], preprocess=False, **QUICK)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
+DICE, LOCK = "A random seed for each run", "Keep the picture's seed"  # the buttons beside the seed
 TIMEOUT = 120_000  # milliseconds; only a hanging test takes that long
 
 
@@ -20,8 +21,8 @@ def until(page, holds: Callable[[], object]) -> None:
         page.wait_for_timeout(50)
 
 
-def generate(page, pictures: int = 1, steps: int | None = None, seed: int | None = None, batch_size: int = 1) -> None:
-    """Fill the form and click Generate."""
+def generate(page, pictures: int = 1, steps: int | None = None, seed: int | None = 0, batch_size: int = 1) -> None:
+    """Fill the form and click Generate. seed: None leaves the field as it is."""
     fields = {number(page, "Pictures"): str(pictures)}
     if steps is not None:
         more_settings(page)
@@ -46,7 +47,13 @@ def more_settings(page) -> None:
 
 
 def number(page, label: str):
-    return page.get_by_label(f"number input for {label}").locator("visible=true").first
+    return numbers(page, label).first
+
+
+def numbers(page, label: str):
+    """Return the number fields of this name, alone or beside a slider."""
+    names = (label, f"number input for {label}")
+    return page.locator(", ".join(f'input[aria-label="{name}"]' for name in names)).locator("visible=true")
 
 
 def wait_for_status(page, text: str) -> None:
@@ -56,6 +63,11 @@ def wait_for_status(page, text: str) -> None:
 def wait_for_end(page) -> None:
     """Wait until the list of runs is empty."""
     until(page, lambda: page.locator(".runs").count() == 0)
+
+
+def run_shown(page) -> str | None:
+    """Return the id of the run on the status line of Draw."""
+    return page.evaluate("document.querySelector('#status [data-run]')?.dataset.run")
 
 
 def captions(page, gallery: str = "#gallery") -> list[str]:

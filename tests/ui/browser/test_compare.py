@@ -6,7 +6,7 @@ import pytest
 
 from fastdiff.requests import png
 from fastdiff.ui.progress import SMALL
-from tests.ui.browser.actions import drop, fill, generate, more_settings, number, pick, wait_for_status
+from tests.ui.browser.actions import drop, fill, generate, more_settings, number, numbers, pick, wait_for_status
 
 pytestmark = pytest.mark.slow
 
@@ -18,10 +18,10 @@ def test_a_picture_is_sent_to_compare_and_settings_come_back(page):
     wait_for_status(page, "Drew 1 picture")
     page.get_by_role("button", name="Send to Compare").locator("visible=true").click()
     page.get_by_text("A and B have the settings of seed 7").wait_for()
-    steps = page.get_by_label("number input for Steps").locator("visible=true")
+    steps = numbers(page, "Steps")
     assert [steps.nth(i).input_value() for i in (0, 1)] == ["2", "2"]
     assert page.get_by_label("Seed", exact=True).locator("visible=true").input_value() == "7"
-    widths = page.get_by_label("number input for Width").locator("visible=true")
+    widths = numbers(page, "Width")
     assert [widths.nth(i).input_value() for i in (0, 1)] == ["72", "72"]
     fill(page, {steps.nth(1): "3", widths.nth(0): "80", widths.nth(1): "80"})
     page.get_by_role("button", name="Compare", exact=True).click()
@@ -37,13 +37,13 @@ def test_a_picture_is_sent_to_compare_and_settings_come_back(page):
 def test_each_side_has_a_live_preview_and_its_controls_on_one_line(page, slow_steps):
     page.get_by_role("tab", name="Compare").click()
     for name in ("Model", "Steps", "Scheduler", "Guidance", "Width", "Height"):
-        label = name if name in ("Model", "Scheduler") else f"number input for {name}"
-        fields = page.get_by_label(label, exact=True).locator("visible=true")
+        is_list = name in ("Model", "Scheduler")
+        fields = page.get_by_label(name, exact=True).locator("visible=true") if is_list else numbers(page, name)
         boxes = [fields.nth(i).bounding_box() for i in (0, 1)]
         models = page.get_by_label("Model", exact=True).locator("visible=true")
         tops = [models.nth(i).bounding_box() for i in (0, 1)]
         assert all(abs(box["y"] - top["y"]) < 60 for box, top in zip(boxes, tops, strict=True))
-    steps = page.get_by_label("number input for Steps").locator("visible=true")
+    steps = numbers(page, "Steps")
     fill(page, {steps.nth(0): "5", steps.nth(1): "5"})
     page.get_by_role("button", name="Compare", exact=True).click()
     lives = page.locator(".live")

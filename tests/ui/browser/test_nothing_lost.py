@@ -10,6 +10,7 @@ from tests.ui.browser.actions import (
     generate,
     more_settings,
     number,
+    numbers,
     pick,
     until,
     wait_for_status,
@@ -36,7 +37,7 @@ def test_touching_the_model_keeps_the_form(page, leave):
 def test_touching_a_model_of_a_comparison_keeps_its_settings(page):
     page.get_by_role("tab", name="Compare").click()
     pick(page, "Style", "noto")
-    steps = page.get_by_label("number input for Steps").locator("visible=true")
+    steps = numbers(page, "Steps")
     fill(page, {steps.nth(1): "7"})
     for i in (0, 1):
         page.get_by_label("Model", exact=True).locator("visible=true").nth(i).click()

@@ -4,14 +4,19 @@ import re
 
 import pytest
 
+from fastdiff.kinds import MAX_SEED
 from fastdiff.runs import drawing
 from tests.ui.browser.actions import (
     DESKTOP,
+    DICE,
+    LOCK,
     PHONE,
     captions,
+    fill,
     generate,
     more_settings,
     number,
+    run_shown,
     until,
     wait_for_end,
     wait_for_status,
@@ -124,26 +129,39 @@ def test_a_picture_takes_no_key_from_who_types(page, slow_steps):
     assert seed.evaluate("(field) => field === document.activeElement")
 
 
-def test_each_run_takes_a_new_seed_unless_it_is_kept(page):
-    seed, drawn = page.get_by_label("Seed", exact=True).first, []
-    for count in range(4):
-        if count == 2:
-            page.get_by_label("Keep this seed").first.check()
-        before = page.locator("#gallery [alt^='seed ']").first.get_attribute("src") if count else None
-        generate(page, steps=1)
-        shown = page.locator("#gallery [alt^='seed ']").first
-        shown.wait_for()
-        until(page, lambda: shown.get_attribute("src") != before)  # noqa: B023  # called at once
-        wait_for_end(page)
-        drawn.append(seed.input_value())
-        page.locator(f"#gallery [alt^='seed {drawn[-1]}']").first.wait_for()
-    assert drawn[0] == "0" and len(set(drawn)) == 2 and drawn[1] == drawn[2] == drawn[3]
-    page.get_by_label("Keep this seed").first.uncheck()
-    page.get_by_role("button", name="Use these settings").locator("visible=true").click()
-    wait_for_status(page, "Loaded the settings")
-    generate(page)
-    wait_for_status(page, "Drew 1 picture")
-    assert seed.input_value() == drawn[1]  # the requested seed is drawn once
+def test_each_run_takes_a_new_seed_unless_the_lock_keeps_it(page):
+    seed = page.get_by_label("Seed", exact=True).first
+
+    def draw() -> str:
+        """Draw a picture, and return its seed."""
+        before = run_shown(page)
+        generate(page, steps=1, seed=None)
+        until(page, lambda: run_shown(page) != before)
+        wait_for_status(page, "Drew 1 picture")
+        drawn = re.match(r"seed (\d+)", on_stage(page).get_attribute("alt"))[1]
+        page.locator("dl.settings").get_by_text(drawn, exact=True).wait_for()
+        return drawn
+
+    assert seed.input_value() == "-1"
+    first, second = draw(), draw()
+    assert first != second and seed.input_value() == "-1"
+    page.get_by_role("button", name=LOCK).first.click()
+    until(page, lambda: seed.input_value() == second)
+    assert draw() == draw() == second
+    page.get_by_role("button", name=DICE).first.click()
+    until(page, lambda: seed.input_value() == "-1")
+    assert draw() != second
+    seed.fill("")
+    assert draw() != second
+    seed.fill("7")
+    assert draw() == draw() == "7"
+
+
+def test_before_the_first_picture_the_lock_chooses_a_seed(page):
+    page.get_by_role("button", name=LOCK).first.click()
+    seed = page.get_by_label("Seed", exact=True).first
+    until(page, lambda: seed.input_value() != "-1")
+    assert 0 <= int(seed.input_value()) <= MAX_SEED
 
 
 def test_the_page_opens_with_a_label_that_names_its_pictures(page):
@@ -221,6 +239,7 @@ def test_cancel_is_there_while_something_is_drawn(page, slow_steps):
 
 
 def test_a_double_click_draws_once(page, slow_steps):
+    fill(page, {page.get_by_label("Seed").first: "0"})
     page.locator("#generate").dblclick()
     wait_for_status(page, "Drew 1 picture")
     wait_for_end(page)

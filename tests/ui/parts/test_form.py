@@ -9,6 +9,8 @@ from gradio.components import Component
 from fastdiff.requests.completion import complete
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
+from fastdiff.sampler_names import SCHEDULERS
+from fastdiff.ui.parts.controls import SamplingControls
 from fastdiff.ui.parts.form import DrawForm, Form
 from fastdiff.ui.parts.request import Limits
 
@@ -73,9 +75,16 @@ def test_draw_asks_for_several_pictures_and_fills_in_what_it_asked_for(build, ca
     request = form.request(data)
     assert (request.num_images, request.batch_size, request.seed) == (3, 4, 9)
     shown = form.show_request(catalogue.card("emoji64"), request)
-    assert (shown[form.num_images], shown[form.seed], shown[form.seeds.spent]) == (3, 9, None)
+    assert (shown[form.num_images], shown[form.seed]) == (3, 9)
     elsewhere = form.show_request(catalogue.card("./plain/tiny"), request)
     assert elsewhere[form.labels.label]["value"] is None
+
+
+def test_a_form_opens_with_a_random_seed_and_an_empty_one_is_random_too(build, catalogue):
+    form = build(DrawForm)
+    assert form.request(values(form)).seed == -1
+    card = catalogue.card("emoji64")
+    assert form.show_request(card, form.request(values(form) | {form.seed: None}))[form.seed] == -1
 
 
 def test_an_axis_of_labels_stays_for_a_model_of_the_same_labels_only(build):
@@ -93,6 +102,29 @@ def test_another_model_brings_its_own_settings_except_what_the_user_changed(buil
     changed = form.fit(values(form) | {form.model: "./text/sd1", sampling.steps: 7, sampling.guidance_scale: 2})
     assert [changed[getattr(sampling, name)]["value"] for name in ("steps", "guidance_scale")] == [7, 2]
     assert changed[sampling.scheduler]["value"] == "pndm"
+
+
+def test_the_slider_of_the_steps_ends_at_150_and_the_field_takes_what_the_model_takes(build, catalogue):
+    sampling = build(DrawForm).sides[0].sampling
+    assert (sampling.steps.value, sampling.steps_slider.value, sampling.steps_slider.maximum) == (50, 50, 150)
+    assert sampling.steps.maximum is None
+    record = RECORD | {"num_inference_steps": 400}
+    properties = SamplingControls.properties(catalogue, catalogue.card("emoji64"), Limits(), record)
+    assert (properties["steps"], properties["steps_slider"]) == ({"value": 400}, {"maximum": 150})
+    tiny = SamplingControls.properties(catalogue, catalogue.card("./plain/tiny"), Limits())
+    assert tiny["steps_slider"] == {"maximum": 100}, "the model has 100 steps"
+
+
+@pytest.mark.parametrize("kind", [DrawForm, Form])
+def test_the_scheduler_is_a_dropdown_of_every_scheduler_with_the_models_own_chosen(build, kind):
+    form = build(kind)
+    for side in form.sides:
+        scheduler = side.sampling.scheduler
+        assert isinstance(scheduler, gr.Dropdown) and [name for _, name in scheduler.choices] == [*SCHEDULERS]
+        assert scheduler.value == "ddim"
+    last = form.sides[-1]
+    fitted = form.fit(values(form) | {last.model: "./text/sd1"}, len(form.sides) - 1)
+    assert fitted[last.sampling.scheduler]["value"] == "pndm"
 
 
 def test_the_page_and_the_command_draw_a_model_with_the_same_settings(catalogue):
