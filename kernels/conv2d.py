@@ -168,9 +168,11 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
     def reference(self) -> Tensor | tuple[Tensor, Moments | None]:
         weight, options = plain(self.weight, self.parts[0].dtype), (self.stride, self.padding, self.upsample)
         x, *second = as_multiplied(self.x, self.weight)
+        if second and weight.shape[2:] == (1, 1) and cpu.by_onednn(x):  # one product is faster
+            x, second = torch.cat([x, *second], dim=-1), []
         channels, temb = x.shape[-1], self.temb
         bias, y = self.bias, self.residual if self.shortcut is None else _only(conv2d.reference(*self.shortcut))
-        if temb is not None and len(temb) == 1:
+        if temb is not None and (len(temb) == 1 or temb.stride(0) == 0):  # the same row for all pictures
             bias, temb = temb[0] if bias is None else bias + temb[0], None
         y = cpu.convolve(x, weight[:, :channels], bias, *options, added=y)
         for x in second:

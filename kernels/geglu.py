@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
-from torch import Tensor
-
 from fastdiff.kernels.linear import GatedCall
 from fastdiff.kernels.plans.dispatch import Operation
 
@@ -28,10 +25,6 @@ class GegluCall(GatedCall):
 
     name = "geglu"
     activation2 = "gelu"
-
-    def reference(self) -> Tensor:
-        first, second = self.products()
-        return first * F.gelu(second)
 
 
 geglu = Operation("geglu", GegluCall)

@@ -3,14 +3,11 @@
 One matrix product and one epilogue: the normalised, activated and gated tokens are never written to memory.
 """
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels.device.linear import linear_kernel
@@ -34,14 +31,6 @@ from fastdiff.kernels.plans.choices import product_plan
 from fastdiff.kernels.plans.dispatch import Operation, run
 from fastdiff.kernels.plans.tuning import named, tuned
 from fastdiff.kernels.to_fp8 import as_multiplied, factors
-
-ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
-    None: lambda x: x,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "silu": F.silu,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +82,8 @@ class LinearCall(Call[Tensor]):
         n, tokens, channels = x.shape
         if weight.ndim != 2 or weight.shape[1] != channels:
             raise ValueError(f"weight: expected (C_out, {channels}), got {tuple(weight.shape)}")
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation: {self.activation!r} is unknown; use {', '.join(map(str, ACTIVATIONS))}")
+        if self.activation not in cpu.ACTIVATIONS:
+            raise ValueError(f"activation: {self.activation!r} is unknown; use {', '.join(map(str, cpu.ACTIVATIONS))}")
         out_channels = weight.shape[0]
         shapes = {
             "weight": (weight, (out_channels, channels)),
@@ -120,9 +109,9 @@ class LinearCall(Call[Tensor]):
         if self.rms_norm is not None:
             assert isinstance(x, Tensor)  # see `check`
             x = _only(layer_norm.reference(x, self.rms_norm[0], eps=self.rms_norm[1], rms=True))
-        y = ACTIVATIONS[self.activation](_product(x, self.weight, self.bias))
-        if self.gate is not None:
-            y = y * self.gate[:, None].to(y.dtype)
+        if self.gate is None:
+            return cpu.product(*_multiplied(x, self.weight), self.bias, self.activation, self.residual)
+        y = cpu.product(*_multiplied(x, self.weight), self.bias, self.activation) * self.gate[:, None].to(x.dtype)
         return y if self.residual is None else y + self.residual
 
     def obstacle(self) -> str | None:
@@ -199,10 +188,10 @@ def product_plan_of(operation: str, x: Tensor | Scaled, weight: Weight, *, resid
     return product_plan(operation, channels, rows, residual=residual, format=format_of(weight))
 
 
-def _product(x: Tensor | Scaled, weight: Weight, bias: Tensor | None) -> Tensor:
-    """Return the product of x and the weight, computed by torch."""
+def _multiplied(x: Tensor | Scaled, weight: Weight) -> tuple[Tensor, Tensor]:
+    """Return x and the weight as torch multiplies them."""
     (tokens,) = as_multiplied(x, weight)
-    return cpu.product(tokens, plain(weight, tokens.dtype), bias)
+    return tokens, plain(weight, tokens.dtype)
 
 
 def products_obstacle(x: Tensor | Scaled, weight: Weight) -> str | None:
@@ -232,9 +221,8 @@ class GatedCall(Call[Tensor]):
         if self.weight.shape[0] % 2:
             raise ValueError(f"weight: expected (2 C_out, C_in), got {tuple(self.weight.shape)}")
 
-    def products(self) -> tuple[Tensor, ...]:
-        """Return the outputs of the two layers, (N, L, C_out) each, computed by torch."""
-        return _product(self.x, self.weight, self.bias).chunk(2, dim=-1)
+    def reference(self) -> Tensor:
+        return cpu.gated(*_multiplied(self.x, self.weight), self.bias, self.activation, self.activation2)
 
     def obstacle(self) -> str | None:
         return products_obstacle(self.x, self.weight)

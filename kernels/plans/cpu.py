@@ -5,6 +5,8 @@ oneDNN multiplies matrices in blocks, and each call with an ordinary weight reor
 torch's own matrix products use MKL on x86, which is half as fast on AMD processors, where it does not use AVX-512.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,14 @@ from torch import Tensor
 
 from fastdiff.kernels.host.leaves import Leaf
 
+ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {  # of linear layers
+    None: lambda x: x,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+}
+POST_OPS = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}
 MOST_MEAN = 1.0  # largest |mean| / standard deviation of a group whose variance torch's GroupNorm computes well
 
 _DTYPES: set[torch.dtype] = set()  # which oneDNN computes with on this CPU
@@ -31,9 +41,35 @@ def by_onednn(x: Tensor) -> bool:
     return is_there and not torch.compiler.is_compiling()
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return F.linear of x (..., C_in) and weight (C_out, C_in): (..., C_out)."""
-    return _product(x, weight, bias) if by_onednn(x) else F.linear(x, weight, bias)
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None = None, added: Tensor | None = None
+) -> Tensor:
+    """Return activation(F.linear(x, weight, bias)) + added, (..., C_out), for x (..., C_in), on any device.
+
+    oneDNN applies an activation or adds a tensor before it stores a sum, but not both.
+    """
+    if by_onednn(x) and activation in POST_OPS:
+        if activation is None:
+            return _product(x, weight, bias, None, added)
+        y = _product(x, weight, bias, activation)
+    else:
+        y = ACTIVATIONS[activation](F.linear(x, weight, bias))
+    return y if added is None else y + added
+
+
+def gated(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, activation2: str | None) -> Tensor:
+    """Return activation(x W1^T + b1) * activation2(x W2^T + b2). W1 and W2 are the halves of weight (2 C_out, C_in).
+
+    One of the activations is None.
+    """
+    if not by_onednn(x):
+        first, second = F.linear(x, weight, bias).chunk(2, dim=-1)
+        return ACTIVATIONS[activation](first) * ACTIVATIONS[activation2](second)
+    biases = (None, None) if bias is None else bias.chunk(2)
+    plain, gate = zip(weight.chunk(2), biases, strict=True)
+    if activation is not None:
+        plain, gate, activation2 = gate, plain, activation
+    return _product(x, *plain, None, _product(x, *gate, activation2), "mul")
 
 
 def convolve(
@@ -49,6 +85,8 @@ def convolve(
 
     added: (N, H_out, W_out, C_out), added to the output.
     """
+    if weight.shape[2:] == (1, 1) and (stride, padding, upsample) == (1, 0, False) and by_onednn(x):
+        return product(x, weight.flatten(1), bias, added=added)  # it starts sooner than a convolution
     x = x.permute(0, 3, 1, 2)  # a view: NHWC memory is NCHW in torch's channels-last format
     if upsample:
         x = F.interpolate(x, scale_factor=2.0, mode="nearest")
@@ -61,15 +99,26 @@ def convolve(
 
 
 @Leaf
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _product(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    other: Tensor | None = None,
+    by: str = "add",
+) -> Tensor:
+    """Return activation(x weight^T + bias); or without an activation, the sum or product with `other`."""
     weight = weight if weight.is_mkldnn else weight.contiguous()
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    if other is not None:
+        return torch.ops.mkldnn._linear_pointwise.binary(x, other, weight, bias, by)
+    name, algorithm = POST_OPS[activation]
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, name, [], algorithm)
 
 
 @_product.packs
-def _pack_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
+def _pack_product(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Any, ...]:
     rows = x.numel() // x.shape[-1]
-    return x, torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows), bias
+    return x, torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows), *rest
 
 
 @Leaf

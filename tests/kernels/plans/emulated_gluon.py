@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastdiff.kernels.linear import ACTIVATIONS
+from fastdiff.kernels.plans.cpu import ACTIVATIONS
 
 LANGUAGE = "fastdiff.kernels.device.hopper.language"
 PATIENCE = 60.0  # seconds that a partition waits for another before the test fails

@@ -3,13 +3,19 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastdiff.kernels.conv2d import conv2d
+from fastdiff.kernels.conv2d import Shortcut, conv2d
+from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.plans import cpu
+from fastdiff.kernels.swiglu import swiglu
 from tests.kernels.test_conv2d import by_torch as conv2d_by_torch
+from tests.kernels.test_geglu import by_torch as geglu_by_torch
 from tests.kernels.test_group_norm import by_torch as group_norm_by_torch
+from tests.kernels.test_linear import by_torch as linear_by_torch
+from tests.kernels.test_swiglu import by_torch as swiglu_by_torch
 from tests.support.accuracy import CAPS, peer_and_truth
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -35,10 +41,62 @@ def assert_accurate(y, torchs, truth):
     assert off <= min(2 * torchs_off + ulp * truth.abs().max().item(), CAPS[y.dtype] * truth.abs().max().item())
 
 
+class Functions(TorchDispatchMode):
+    """The names of the torch functions that run, without views."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view:
+            self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
 @DTYPES
 def test_linear(randn, dtype):
     x, weight, bias = (randn(*shape, dtype=dtype) for shape in ((2, 100, 500), (100, 500), (100,)))
     assert_accurate(linear.reference(x, weight, bias), *peer_and_truth(F.linear, dtype, x, weight, bias))
+
+
+@DTYPES
+@pytest.mark.parametrize("added", [False, True], ids=["alone", "residual"])
+@pytest.mark.parametrize("activation", [None, "gelu", "gelu_tanh", "quick_gelu", "silu"], ids=str)
+def test_after_a_product(randn, dtype, activation, added):
+    x, weight, bias = (randn(*shape, dtype=dtype) for shape in ((2, 50, 80), (100, 80), (100,)))
+    residual = randn(50, 2, 100, dtype=dtype).transpose(0, 1) if added else None
+    args, options = (x, weight / 9, bias), {"activation": activation, "residual": residual}
+    assert_accurate(linear.reference(*args, **options), *peer_and_truth(linear_by_torch, dtype, *args, **options))
+
+
+@DTYPES
+@pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("operation, by_torch", [(geglu, geglu_by_torch), (swiglu, swiglu_by_torch)], ids=["ge", "swi"])
+def test_gated(randn, dtype, operation, by_torch, biased):
+    x, weight, bias = (randn(*shape, dtype=dtype) for shape in ((2, 50, 80), (200, 80), (200,)))
+    args = (x, weight / 9, bias)[: 3 if biased else 2]
+    assert_accurate(operation.reference(*args), *peer_and_truth(by_torch, dtype, *args))
+
+
+def test_one_function_adds_activates_and_multiplies(randn):
+    x, weight, residual = randn(2, 10, 40), randn(40, 40), randn(2, 10, 40)
+    pixels, filters, temb = randn(2, 5, 2, 40), randn(40, 40, 1, 1), randn(1, 40)
+    shortcut = Shortcut((pixels, pixels), randn(40, 80, 1, 1))
+    with Functions() as functions:
+        linear.reference(x, weight, residual=residual)
+        linear.reference(x, weight, activation="silu")
+        conv2d.reference(pixels, filters, residual=pixels)
+    assert functions.names == ["_linear_pointwise"] * 3
+    with Functions() as functions:
+        geglu.reference(x, weight)
+    assert functions.names == ["_linear_pointwise"] * 2
+    with Functions() as functions:
+        conv2d.reference(pixels, filters, shortcut=shortcut)
+    assert functions.names == ["cat"] + ["_linear_pointwise"] * 2
+    with Functions() as functions:
+        y = conv2d.reference(pixels, filters, temb=temb.expand(2, 40))
+    assert functions.names == ["_linear_pointwise"] and torch.equal(y, conv2d.reference(pixels, filters, temb[0]))
 
 
 @DTYPES
@@ -88,7 +146,9 @@ def test_packed_weights_give_the_same_bits(randn, dtype, added):
         assert torch.equal(cpu._convolution(*cpu._convolution.pack(*args)), cpu._convolution(*args))
     for rows in (1, 50):
         args = randn(2, rows, 40, dtype=dtype), randn(24, 40, dtype=dtype), randn(24, dtype=dtype)
-        assert torch.equal(cpu._product(*cpu._product.pack(*args)), cpu._product(*args))
+        other = randn(2, rows, 24, dtype=dtype)
+        for rest in ((None, other), (None, other, "mul")) if added else ((None,), ("gelu",)):
+            assert torch.equal(cpu._product(*cpu._product.pack(*args, *rest)), cpu._product(*args, *rest))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
