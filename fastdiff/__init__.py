@@ -20,6 +20,7 @@ _EXPORTS = {
     "LabelPipeline": "fastdiff.pipelines",
     "NonFiniteError": "fastdiff.errors",
     "Pipeline": "fastdiff.pipelines",
+    "Styles": "fastdiff.requests.styles",
     "TextToImagePipeline": "fastdiff.pipelines",
     "TrajectoryPipeline": "fastdiff.pipelines",
     "UNet1DModel": "fastdiff.models.unet1d",

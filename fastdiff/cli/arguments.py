@@ -80,8 +80,8 @@ def add_drawing_arguments(add: Callable[..., argparse.Action]) -> None:
     """Add the arguments for the model's dtype, precision and offloading to its group."""
     dtypes = f"{', '.join(DTYPES)}; auto is bfloat16 on a GPU, else float32 (default: {defaults.DTYPE})"
     add("--dtype", choices=DTYPES, metavar="NAME", help=dtypes)
-    weights = f"weights: {', '.join(PRECISIONS)}; int8 and fp8 halve the memory of 16 bits, fp8 also multiplies in 8 "
-    weights += f"bits; 'fastdiff verify' measures the error (default: {defaults.PRECISION})"
+    weights = f"weights: {', '.join(PRECISIONS)} (default: {defaults.PRECISION}); 8 bits halve the memory, fp8 "
+    weights += "also multiplies in 8 bits; 'fastdiff verify' measures the error"
     add("--precision", choices=PRECISIONS, metavar="NAME", help=weights)
     add("--offload", action="store_true", help="keep each part on the GPU only while it runs: less memory")
 
@@ -96,6 +96,8 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     add("--prompt", action="append", metavar="TEXT", help=f"text; may be repeated (default: {prompts})")
     add("--prompt-file", metavar="FILE", help="text file of more prompts, one per line; blank lines are skipped")
     add("--negative-prompt", metavar="TEXT", help="text that the pictures should avoid")
+    add("--styles", metavar="FILE", help="styles.csv of A1111: columns name, prompt, negative_prompt")
+    add("--style", action="append", metavar="NAME", help="style in FILE that changes each prompt; may be repeated")
     add("--label", action="append", help=f"name or index; may be repeated (default: {labels})")
     add("--num-images", type=int, metavar="N", help=f"per label or prompt (default: {pictures})")
     seeds = f"first seed, list such as 1,2,5-10, or random, also -1 (default: {defaults.SEED})"

@@ -9,7 +9,7 @@ from fastdiff.cli.streams import require_stdout
 
 SHELLS = ("bash", "zsh", "fish")
 MODELS = {"model"}  # what a flag takes, by the name in the parsed arguments
-FILES = {"prompt_file", "source", "spec", "file", "auth", "grid", "out"}
+FILES = {"prompt_file", "styles", "source", "spec", "file", "auth", "grid", "out"}
 FOLDERS = {"models_dir", "outputs", "preview_vae", "folder"}
 
 

@@ -68,9 +68,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder, PNG file, or pattern with {seed} and {label} or {prompt} (default: outputs)",
     )
     either = group.add_mutually_exclusive_group().add_argument
-    either(
-        "--overwrite", action="store_true", help="replace existing files; without it, new ones are a-2.png, a-3.png ..."
-    )
+    either("--overwrite", action="store_true", help="replace existing files (default: new ones are named a-2.png)")
     either(
         "--resume",
         action="store_true",

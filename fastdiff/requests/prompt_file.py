@@ -14,16 +14,20 @@ def read_prompts(path: str) -> tuple[str, ...]:
     return prompts
 
 
-def read_text(path: str, flag: str, wanted: str, saved: str) -> str:
+def read_text(
+    path: str, flag: str, wanted: str, saved: str, most_bytes: int | None = None, things: str = "prompts"
+) -> str:
     """Return the text of a UTF-8 file without its byte order mark.
 
-    An InputError names the `flag` that gave the file, the file that is `wanted`, and how it is to be `saved`.
+    An InputError names the `flag` that gave the file, the file that is `wanted`, how it is to be `saved`, and the
+    `things` in it. most_bytes: MAX_BYTES if None.
     """
+    most = MAX_BYTES if most_bytes is None else most_bytes
     try:
         with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise InputError(f"{flag} {path} is larger than {MAX_BYTES >> 20} MB; give fewer prompts")
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise InputError(f"{flag} {path} is larger than {most >> 20} MB; give fewer {things}")
         return content.decode("utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{flag} {path} does not exist; give {wanted}") from None

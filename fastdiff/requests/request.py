@@ -4,7 +4,7 @@ Imports nothing heavy, so all checks here run before torch is imported.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -31,6 +31,7 @@ from fastdiff.kinds import (
 )
 from fastdiff.requests import defaults, png
 from fastdiff.requests.prompt_file import read_prompts
+from fastdiff.requests.styles import Styles
 from fastdiff.sampler_names import SchedulerName
 from fastdiff.schema import Schema, Wanted, wanted
 
@@ -112,8 +113,13 @@ class Request(Schema):
     def from_flags(cls, flags: Mapping[str, Any], source: str | None = None) -> "Request":
         """Make a request from the `flags` that are not None. They override the settings in the PNG `source`, if given.
 
-        A flag has the name of a field, or `prompt_file`, which names a file of more prompts.
+        A flag has the name of a field, or `prompt_file`, which names a file of more prompts, or `styles`, a file of
+        styles, and `style`, the names of those that change the prompts.
         """
+        return _styled(cls._of_flags(flags, source), flags.get("styles"), flags.get("style") or ())
+
+    @classmethod
+    def _of_flags(cls, flags: Mapping[str, Any], source: str | None) -> "Request":
         names = {setting.name for setting in fields(cls)}
         given = {name: value for name, value in flags.items() if name in names and value is not None}
         given |= {"label": tuple(given["label"])} if "label" in given else {}
@@ -166,6 +172,24 @@ class Request(Schema):
         own |= {"precision"} if self.precision == defaults.PRECISION else set()
         own |= set() if self.prompt else set(PROMPT_SETTINGS)
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
+
+
+def _styled(request: Request, path: str | None, names: Sequence[str]) -> Request:
+    """Return the request with styles of the file `path` applied to its prompts."""
+    if path is None and not names:
+        return request
+    if path is None:
+        raise InputError(f"style {shown(names[0])}: give the file that has it with --styles FILE")
+    styles = Styles.read(path)
+    if not names:
+        raise InputError(f"styles {path}: give --style NAME too; the names are {styles.listed}")
+    if not request.prompt:
+        raise InputError(f"style {shown(names[0])} changes a prompt, and there is none; give --prompt or --prompt-file")
+    negative = request.negative_prompt or ""
+    texts = [styles.apply(names, prompt, negative) for prompt in request.prompt]
+    return replace(
+        request, prompt=tuple(text for text, _ in texts), negative_prompt=texts[0][1] or request.negative_prompt
+    )
 
 
 def _prompts_of(path: str | None) -> tuple[str, ...]:

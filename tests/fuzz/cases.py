@@ -144,10 +144,10 @@ def _copy(source: str, target: str) -> None:
 # -- the strategies --
 
 _SAMPLE = """--label --num-images --seed --steps --scheduler --eta --cfg-scale --dtype --batch-size --variant --revision
-    --height --width --prompt --prompt-file --negative-prompt --clip-skip
+    --height --width --prompt --prompt-file --styles --style --negative-prompt --clip-skip
     --horizon --device --out --grid --overwrite --resume --nothing"""
 _FROM = "--label --seed --num-images --variant --scheduler --grid --horizon --prompt --height"
-ANYWHERE = ("--out", "--grid", "--prompt-file")  # flags whose file may be in any folder
+ANYWHERE = ("--out", "--grid", "--prompt-file", "--styles")  # flags whose file may be in any folder
 FLAGS = {  # by command
     "sample": _SAMPLE.split(),
     "from": _FROM.split(),
@@ -360,12 +360,25 @@ def text_cases(draw: st.DrawFn) -> Case:
     return Case(draw(st.sampled_from(folders.OF_PROMPTS)), (), "library", "pipeline", tuple(options.items()))
 
 
+@st.composite
+def style_cases(draw: st.DrawFn) -> Case:
+    """Files of styles, applied to a prompt."""
+    sound = st.sampled_from(["#x,", "0,a,b", 'y,"a\nb",', ",,", "", "cat,{prompt},"])
+    line = st.one_of(sound, sound, st.sampled_from(["x,", "y,a,b,c", '"y']) | st.text(max_size=8))
+    rows = st.lists(line, max_size=2).map(lambda others: "\n".join(["x,{prompt} of a cat,dog", *others]))
+    head = st.sampled_from([edits.STYLES_HEAD] * 4 + ["name,text", "name;prompt", "name", ""])
+    content = f"{draw(head)}\n{draw(rows)}"
+    asked = (("--styles", "styles"), ("--style", draw(st.sampled_from(["x"] * 4 + ["0", "nothing", "long"]))))
+    return Case("sd1", (("styles", content),), "command", "sample", asked)
+
+
 GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "png": png_cases(),
     "command": command_cases(),
     "call": call_cases(),
     "plan": plan_cases(),
     "text": text_cases(),
+    "styles": style_cases(),
     **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},
 }
 

@@ -42,12 +42,14 @@ PNG_RECORD = {
     "versions": {"fastdiff": "0.1.0"},
 }
 PNG_NAME = "from.png"
+STYLES_NAME, STYLES_HEAD = "styles.csv", "name,prompt,negative_prompt"
+NEW_FILES = ("settings", "chunk", "styles")  # edits that write a file
 
 
 def apply(edits: tuple[Edit, ...], folder: Path) -> None:
     """Edit a folder. An edit of something that an earlier edit broke or removed does nothing."""
     for place, (name, *words) in enumerate(edits):
-        if name in (settings.__name__, chunk.__name__) or (folder / words[0]).is_file():
+        if name in NEW_FILES or (folder / words[0]).is_file():
             with suppress(*[Exception] if place else []):
                 EDITS[name](folder, *words)
 
@@ -222,11 +224,16 @@ def _write_png(folder: Path, between: bytes) -> None:
     (folder / PNG_NAME).write_bytes(b"\x89PNG\r\n\x1a\n" + head + between + pixels + _chunk(b"IEND", b""))
 
 
+def styles(folder: Path, content: str) -> None:
+    """Write a file of styles next to the model's files."""
+    (folder / STYLES_NAME).write_text(content, "utf-8", errors="surrogatepass", newline="")
+
+
 _OF_TEXT = ("option", "no_option", "within", "whole", "shard", "encoded", "vocabulary", "merges")
 _OF_FILES = (strange, swapped, flip, truncate, append, header, tensor, pickled)
 EDITS: dict[str, Callable[..., None]] = {
     **{name: getattr(text_edits, name) for name in _OF_TEXT},
-    **{each.__name__: each for each in (*_OF_FILES, settings, chunk)},
+    **{each.__name__: each for each in (*_OF_FILES, settings, chunk, styles)},
 }
 OF_WEIGHTS = ("tensor", "swapped", "flip", "truncate", "append", "header", "pickled", "shard")
 

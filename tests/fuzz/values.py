@@ -63,6 +63,8 @@ WORDS = {
     "lines": "a\nb\x1b[31m",
     "path": OUTSIDE,
     "absolute": "/etc/passwd",
+    "styles": "../model/styles.csv",  # which an edit writes
+    "endless": "/dev/zero",
 }
 
 X = (2, 3, 8, 8)

@@ -291,6 +291,41 @@ def test_a_prompt_file_is_read_in_bounds(tmp_path, monkeypatch):
         Request.from_flags({"prompt_file": "a\0b"})
 
 
+@pytest.fixture
+def styles_file(tmp_path) -> str:
+    path = tmp_path / "styles.csv"
+    path.write_text('name,prompt,negative_prompt\nfoggy,"{prompt} in the fog",sun\ndark,at night,\n')
+    return str(path)
+
+
+def test_styles_change_each_prompt_of_flags_and_of_a_png(tmp_path, styles_file):
+    flags = {"styles": styles_file, "style": ["foggy", "dark"]}
+    (tmp_path / "more.txt").write_text("a hill\n")
+    asked = Request.from_flags({**flags, "prompt": ["the sea"], "prompt_file": str(tmp_path / "more.txt")})
+    assert asked.prompt == ("the sea in the fog, at night", "a hill in the fog, at night")
+    assert asked.negative_prompt == "sun"
+    source = write_png(tmp_path, record_of(OF_TEXT, prompt="the sea"))
+    again = Request.from_flags({**flags, "negative_prompt": "rain"}, source)
+    assert (again.prompt, again.negative_prompt) == (("the sea in the fog, at night",), "rain, sun")
+    plain = Request.from_flags({**flags, "style": ["dark"], "prompt": ["x"]})
+    assert plain.negative_prompt is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"style": ["foggy"]}, r"^style 'foggy': give the file that has it with --styles FILE$"),
+        ({"styles": True, "prompt": ["x"]}, r"^styles .*: give --style NAME too; the names are foggy, dark$"),
+        ({"styles": True, "style": ["dark"]}, r"^style 'dark' changes a prompt, and there is none"),
+        ({"styles": True, "style": ["dark"], "label": ["cat"]}, r"^style 'dark' changes a prompt, and there is none"),
+        ({"styles": True, "style": ["Dark"], "prompt": ["x"]}, r"did you mean dark\?$"),
+    ],
+)
+def test_a_style_needs_its_file_and_a_prompt(styles_file, flags, message):
+    with pytest.raises(InputError, match=message):
+        Request.from_flags(flags | ({"styles": styles_file} if "styles" in flags else {}))
+
+
 OF_TEXT = replace(RECORDED, label=(), prompt=("the sea", "a hill"), negative_prompt="fog", clip_skip=1, height=24)
 
 

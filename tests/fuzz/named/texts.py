@@ -1,6 +1,8 @@
 """Named cases of folders that draw from prompts, and of calls of their pipelines."""
 
-from tests.fuzz.named.making import DONE, Named, call, everywhere
+from tests.fuzz.cases import Case
+from tests.fuzz.edits import STYLES_HEAD
+from tests.fuzz.named.making import DONE, REFUSED, Named, call, everywhere, flags
 
 TEXT_DOORS = (("library", "pipeline"), ("command", "verify"))
 NAMED: Named = {
@@ -68,6 +70,23 @@ NAMED: Named = {
     "embeddings of several counts": call(
         *("library", "pipeline"), kind="sdxl", prompt_embeds="two embeds of sdxl", pooled_prompt_embeds="pooled"
     ),
+    **{
+        f"a file of styles {how}": (
+            [Case("sd1", (("styles", content),), "command", "sample", (("--styles", "styles"), ("--style", "x")))],
+            ends,
+        )
+        for how, content, ends in (
+            ("that is sound", f"{STYLES_HEAD}\nx,the {{prompt}},dog", DONE),
+            ("with a name twice", f"{STYLES_HEAD}\nx,a,\nx,b,", REFUSED),
+            ("without its column", "name,negative_prompt\nx,a", REFUSED),
+            ("with half a surrogate pair", f"{STYLES_HEAD}\nx,\ud800,", REFUSED),
+            ("with NUL", f"{STYLES_HEAD}\nx\0,a,", REFUSED),
+            ("with an open quote", f'{STYLES_HEAD}\nx,"a', REFUSED),
+            ("with a value of 200,000 letters", f"{STYLES_HEAD}\nx,{'a' * 200_000},", REFUSED),
+            ("of 5 MB", f"{STYLES_HEAD}\n{'#,,' * 2_000_000}", REFUSED),
+        )
+    },
+    "styles without end": flags(("--prompt", "x"), ("--styles", "endless"), ("--style", "x")),
     "a callback of no dictionary": call(
         "library", "pipeline", kind="sd1", callback_on_step_end="callback without an end"
     ),
