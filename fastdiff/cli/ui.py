@@ -15,6 +15,7 @@ from fastdiff.cli.interruption import CTRL_C
 from fastdiff.cli.streams import printable
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
+from fastdiff.requests.styles import Styles
 from fastdiff.ui.serving import access
 
 MAX_PORT = 65535
@@ -37,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     from fastdiff.ui.server import serving
 
     minutes = args.max_minutes or (MINUTES_OF_OTHERS if is_open else None)
-    engine = Engine(args.models_dir, args.allow_hub, args.device, minutes, args.preview_vae)
+    styles = None if args.styles is None else Styles.read(args.styles)
+    engine = Engine(args.models_dir, args.allow_hub, args.device, minutes, args.preview_vae, styles)
     for name, problem in engine.catalogue.left_out().items():
         print(printable(f"fastdiff: model {name} is not offered: {problem}"), file=sys.stderr)
     for line in find_device_notices(engine.device):
@@ -114,6 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for the pictures, with one subfolder per day (default: outputs)",
     )
+    add("--styles", metavar="FILE", help="offer the styles of A1111's styles.csv beside the prompt")
     add("--allow-hub", action="store_true", help="also offer models on the Hugging Face hub, downloaded on use")
     add(
         "--preview-vae",

@@ -101,6 +101,7 @@ class CompareTab:
         for side, controls in enumerate(self.form.sides):
             controls.model.input(self._follow(side), {*self.form.components}, self.shown, **QUICK)
         self.form.follow()
+        self.form.boxes.offer_recent(self.session)
         inputs = {*self.form.components, self.session}
         self.controls.connect(self.form.typed, self.add, inputs, self.status, self.timer)
         self.form.seeds.connect([self.results[0].drawn], lambda drawn: drawn and drawn.record["seed"])

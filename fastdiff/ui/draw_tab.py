@@ -64,15 +64,12 @@ class DrawTab:
                 )
                 with gr.Column(elem_classes="stage-column"):
                     live = gr.HTML(elem_id="preview")
+                    examples = build_examples(card)
                     stage = Stage.build("Pictures", "gallery")
                     with stage.bar:
                         save = SaveGrid.build()
                 panel = Panel.build()
-        with gr.Row():
-            with gr.Column(scale=3, min_width=300):
-                examples = build_examples(card)
-            with gr.Column(scale=1, min_width=260):
-                upload = build_upload()
+        upload = build_upload()
         tab = cls(engine, form, controls, examples, upload, session, timer, status, live, stage, save, panel)
         tab._connect()
         return tab
@@ -85,6 +82,7 @@ class DrawTab:
         visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}
         self.form.model.input(self.follow_model, {*self.form.components}, self.shown, **visibly)
         self.form.follow()
+        self.form.boxes.offer_recent(self.session)
         self.form.axes.follow({*self.form.components}, self.form.request)
         self.save.connect(self.session, self.status)
         self.examples.click(self.try_example, self.form.model, self.shown, **QUICK).success(

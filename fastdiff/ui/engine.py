@@ -15,6 +15,7 @@ from fastdiff.models.autoencoder_tiny import AutoencoderTiny
 from fastdiff.pipelines import Pipeline
 from fastdiff.pipelines.folders import scheduler_of
 from fastdiff.requests.defaults import DEVICE, PAGE, PAGE_ON_CPU, PRECISION
+from fastdiff.requests.styles import Styles
 from fastdiff.ui.budget import Budget
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.messages import PROBLEMS
@@ -33,8 +34,9 @@ class Engine:
         device: str = DEVICE,
         max_minutes: float | None = None,
         preview_vae: str | None = None,
+        styles: Styles | None = None,
     ) -> None:
-        """folder, allow_hub: passed to Catalogue. max_minutes: the limit of one request; None for no limit.
+        """folder, allow_hub, styles: passed to Catalogue. max_minutes: the limit of one request; None for no limit.
         preview_vae: the folder of an AutoencoderTiny, which decodes the previews of models with such latents.
 
         Raises InputError for a folder or a device that does not exist.
@@ -45,7 +47,7 @@ class Engine:
             dtype = Load.of(device=self.device).dtype
             with naming("--preview-vae"):
                 self.preview_vae = AutoencoderTiny.from_pretrained(preview_vae, device=self.device, dtype=dtype)
-        self.catalogue = Catalogue(folder, allow_hub, PAGE_ON_CPU if self.device.type == "cpu" else PAGE)
+        self.catalogue = Catalogue(folder, allow_hub, PAGE_ON_CPU if self.device.type == "cpu" else PAGE, styles)
         self.budget = Budget(max_minutes)
         self.queue = Queue(PROBLEMS)
         self._loaded: OrderedDict[tuple[Path, Precision], Pipeline] = OrderedDict()

@@ -99,10 +99,12 @@ def _keep_form(page: gr.Blocks, draw: DrawTab) -> None:
     def restore(values: Any) -> Updates:
         try:
             data = dict.fromkeys(form.components) | dict(zip(fields, values or (), strict=True))
-            asked = form.request(data)
+            styles = form.boxes.known_styles(form.catalogue, data)
+            asked = form.request(data | {form.boxes.styles: []})
             card = draw.prepare(asked).card  # raises if it cannot be drawn
             own = {form.batch_size: asked.batch_size} | form.axes.fit(card, data)
             updates = form.show_request(card, asked) | own
+            updates[form.boxes.styles]["value"] = styles
             return updates | {draw.examples: fit_examples(card)}
         except (*PROBLEMS, ValueError, TypeError):  # nothing is saved, or another version saved it
             return {draw.status: gr.skip()}

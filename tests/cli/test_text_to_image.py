@@ -65,6 +65,19 @@ def test_pictures_are_prompts_by_seeds_and_equal_the_librarys(sample, text_folde
         assert sheet.size == (2 * 26 + 2, 2 * 34 + 2)
 
 
+def test_a_picture_with_a_style_has_the_bits_of_the_whole_text(sample, text_folder, tmp_path):
+    (tmp_path / "styles.csv").write_text("name,prompt,negative_prompt\nridden,the astronaut riding {prompt},dog\n")
+    options = "-m", text_folder("sd1"), "--steps", 2, "-s", 3, "--height", 16, "--width", 16
+    styled = "--prompt", "the\ncat", "--styles", "styles.csv", "--style", "ridden"
+    assert sample(*options, *styled, "-o", "styled.png")[0] == 0
+    whole = "--prompt", "the astronaut riding the\ncat", "--negative-prompt", "dog"
+    assert sample(*options, *whole, "-o", "whole.png")[0] == 0
+    assert sample("--from", "styled.png", "-m", text_folder("sd1"), "-o", "again.png")[0] == 0
+    first, second, third = (Path(f"{name}.png").read_bytes() for name in ("styled", "whole", "again"))
+    assert first == second == third
+    assert png.read_settings("styled.png")["prompt"] == "the astronaut riding the\ncat"
+
+
 def test_precision_is_kept_in_the_picture_and_told_apart_by_resume(sample, text_folder):
     options = "-m", text_folder("sd1"), "--prompt", "cat", "-s", 7, "--steps", 2
     assert sample(*options, "--precision", "int8", "-o", "eight")[0] == 0

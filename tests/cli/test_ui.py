@@ -27,6 +27,9 @@ def test_without_gradio(monkeypatch, capsys):
     [
         pytest.param(["--models-dir", "missing"], "--models-dir missing is not a folder", id="models folder"),
         pytest.param(["--preview-vae", "."], "--preview-vae: ", id="preview VAE"),
+        pytest.param(
+            ["--styles", "no.csv"], "styles no.csv does not exist; give a CSV file with the columns", id="styles"
+        ),
         pytest.param(["--device", "cuda:99"], "device: cuda:99 does not exist", id="device"),
         pytest.param(["--port", "x"], "argument --port", id="port"),
         pytest.param(["--port", "-1"], "-1 is not a port; give one from 1 to 65535, or 0 for a free one", id="-1"),

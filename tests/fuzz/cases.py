@@ -365,11 +365,10 @@ def style_cases(draw: st.DrawFn) -> Case:
     """Files of styles, applied to a prompt."""
     sound = st.sampled_from(["#x,", "0,a,b", 'y,"a\nb",', ",,", "", "cat,{prompt},"])
     line = st.one_of(sound, sound, st.sampled_from(["x,", "y,a,b,c", '"y']) | st.text(max_size=8))
-    rows = st.lists(line, max_size=2).map(lambda others: "\n".join(["x,{prompt} of a cat,dog", *others]))
     head = st.sampled_from([edits.STYLES_HEAD] * 4 + ["name,text", "name;prompt", "name", ""])
-    content = f"{draw(head)}\n{draw(rows)}"
-    asked = (("--styles", "styles"), ("--style", draw(st.sampled_from(["x"] * 4 + ["0", "nothing", "long"]))))
-    return Case("sd1", (("styles", content),), "command", "sample", asked)
+    content = "\n".join([draw(head), "x,{prompt} of a cat,dog", *draw(st.lists(line, max_size=2))])
+    name = draw(st.sampled_from(["x"] * 4 + ["0", "nothing", "long"]))
+    return Case("sd1", (("styles", content),), "command", "sample", (("--styles", "styles"), ("--style", name)))
 
 
 GROUPS: dict[str, st.SearchStrategy[Case]] = {

@@ -19,6 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from fastdiff.checkpoints import hub
 from fastdiff.requests import defaults
+from fastdiff.requests.styles import Style, Styles
 from fastdiff.runs import drawing
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.parts.catalogue import Catalogue
@@ -97,7 +98,7 @@ def _save_tiny(folder: Path) -> None:
 @pytest.fixture(scope="session")
 def engine(models_dir) -> Engine:
     """An engine shared by all tests of a process, so each model is loaded once."""
-    return Engine(models_dir, device="cpu")
+    return Engine(models_dir, device="cpu", styles=Styles([Style("wet", "{prompt} of the astronaut", "photo")]))
 
 
 @pytest.fixture(scope="session")

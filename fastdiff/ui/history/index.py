@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastdiff.errors import InputError
 from fastdiff.requests import png
@@ -25,11 +25,12 @@ OTHERS = ("users", "visitors")  # folders of other shelves, in the folder of a s
 WAIT = 60.0  # seconds for another thread or process that writes the index
 _FRESH = 2 * 10**9  # nanoseconds; a folder that changed so recently may change again without a new time
 _UNSETTLED = -1  # the time of a folder that is read again
-_KIND, _VERSION = 0x66644869, 1
+_KIND, _VERSION = 0x66644869, 2
 _TABLES = """
     CREATE TABLE folders (path TEXT PRIMARY KEY, changed INTEGER);
     CREATE TABLE pictures (
-        path TEXT PRIMARY KEY, folder TEXT, changed INTEGER, size INTEGER, model TEXT, day TEXT, words TEXT);
+        path TEXT PRIMARY KEY, folder TEXT, changed INTEGER, size INTEGER, model TEXT, day TEXT, words TEXT,
+        prompt TEXT);
     CREATE INDEX by_time ON pictures (changed DESC, path DESC);
     CREATE INDEX by_folder ON pictures (folder);
 """  # a PNG without fastdiff's settings has no words
@@ -111,6 +112,11 @@ class Index:
             )
 
         return self._use(find) if self.shelf.is_dir() else Found(0, [], [], [])
+
+    def prompts(self, count: int) -> list[str]:
+        """Return up to `count` different prompts of the pictures, the last one first."""
+        query = "SELECT prompt FROM pictures WHERE prompt != '' GROUP BY prompt ORDER BY max(changed) DESC LIMIT ?"
+        return self._use(lambda db: _column(db, query, [count])) if self.shelf.is_dir() else []
 
     def _use(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Call `work` with the index, up to date. A damaged or foreign file is replaced.
@@ -203,7 +209,7 @@ def _read_folder(db: sqlite3.Connection, shelf: Path, folder: str) -> list[str]:
     db.executemany("DELETE FROM pictures WHERE path = ?", gone)
     new = {path: found for path, found in listing.files.items() if known.get(path) != found}
     rows = ((path, folder, *found, *_settings(shelf / path, found[0])) for path, found in new.items())
-    db.executemany("INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+    db.executemany("INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
     if changed is None:
         db.execute("DELETE FROM folders WHERE path = ?", (folder,))
     else:
@@ -213,17 +219,25 @@ def _read_folder(db: sqlite3.Connection, shelf: Path, folder: str) -> list[str]:
     return listing.folders
 
 
-def _settings(path: Path, changed: int) -> tuple[str, str, str | None]:
-    """Return the model, the day and the words of a picture; no words for a PNG that is none of ours."""
+def _settings(path: Path, changed: int) -> tuple[str, str, str | None, str]:
+    """Return the model, the day, the words and the prompt of a picture; no words for a PNG that is none of ours.
+
+    A grid of several prompts has none of its own.
+    """
     try:
         record = png.read_settings(path)
     except InputError:
-        return "", "", None
+        return "", "", None, ""
     if "seed" not in record:
-        return "", "", None
+        return "", "", None, ""
     try:
         day = time.strftime("%Y-%m-%d", time.localtime(changed // 10**9))
     except (OSError, OverflowError, ValueError):
         day = ""
-    model = str(record.get("model") or "").encode(errors="replace").decode()
-    return model, day, words_of(record)
+    model, prompt = (_text(record.get(name)) for name in ("model", "prompt"))
+    return model, day, words_of(record), prompt if prompt.strip() else ""
+
+
+def _text(value: Any) -> str:
+    """Return a text as SQLite can store it; "" for anything else."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""

@@ -9,6 +9,7 @@ from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.requests.defaults import PAGE, Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
+from fastdiff.requests.styles import Styles
 from fastdiff.text.tokenizer import CLIPTokenizer
 
 MAX_DEPTH = 3  # folders below the models folder
@@ -17,13 +18,23 @@ MAX_DEPTH = 3  # folders below the models folder
 class Catalogue:
     """Bundled models, models below `folder` (named ./path), and with `allow_hub` models of the Hugging Face Hub."""
 
-    def __init__(self, folder: Path | None = None, allow_hub: bool = False, defaults: Defaults = PAGE) -> None:
-        """defaults: settings that a request leaves open. Raises InputError for a folder that does not exist."""
+    def __init__(
+        self,
+        folder: Path | None = None,
+        allow_hub: bool = False,
+        defaults: Defaults = PAGE,
+        styles: Styles | None = None,
+    ) -> None:
+        """defaults: settings that a request leaves open. styles: styles on offer for prompts.
+
+        Raises InputError for a folder that does not exist.
+        """
         if folder is not None and not folder.is_dir():
             raise InputError(f"--models-dir {folder} is not a folder; give the folder that contains your model folders")
         self.folder = None if folder is None else folder.resolve()
         self.allow_hub = allow_hub
         self.defaults = defaults
+        self.styles = styles or Styles()
         self._tokenizers: dict[Path, tuple[CLIPTokenizer, ...]] = {}
         self._lock = threading.Lock()
 

@@ -49,12 +49,12 @@ def example_of(card: ModelCard, event: gr.EventData) -> Example:
 
 
 def build_examples(card: ModelCard) -> gr.HTML:
-    """Build a row of pictures. A click triggers an event for `example_of`."""
+    """Build the pictures that fill the empty stage. A click triggers an event for `example_of`."""
     return gr.HTML(**_properties(card), js_on_load=_TELL, apply_default_css=False, elem_id="examples")
 
 
 def fit_examples(card: ModelCard) -> dict[str, Any]:
-    """Return the update that shows the examples of another model, or hides the row if it has none."""
+    """Return the update that shows the examples of another model, or none if it has none."""
     return gr.update(**_properties(card))
 
 

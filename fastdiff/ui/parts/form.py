@@ -101,11 +101,11 @@ class Form:
 
     @property
     def typed(self) -> list[gr.Textbox | gr.Number]:
-        """The fields in which Enter starts a run."""
-        return [self.boxes.prompt, self.boxes.negative_prompt, self.seed]
+        """The fields in which Enter starts a run. In a prompt, Enter begins a line."""
+        return [self.seed]
 
     def follow(self) -> None:
-        """Update the label groups when the style changes, and the token counts when a prompt or a model changes."""
+        """Update the label groups when the style changes, and the token counts when a text, a style or a model does."""
         pickers = [side.model for side in self.sides]
         self.labels.follow(self.catalogue, pickers[0])
         self.boxes.follow(self.catalogue, pickers)
@@ -116,7 +116,7 @@ class Form:
         return UncheckedRequest(
             label=self.labels.chosen(data) if card.labels else None,
             seed=data[self.seed],
-            **self.boxes.chosen(data, card),
+            **self.boxes.chosen(self.catalogue, data, card),
             **self.sides[side].chosen(data, card),
         )
 

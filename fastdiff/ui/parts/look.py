@@ -19,19 +19,18 @@ CSS = """
            border: 1px solid var(--error-border-color); border-radius: var(--radius-sm); padding: 8px 12px }
 .settings { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 0 }
 .settings dt { color: var(--body-text-color-subdued) }
-.settings dd { margin: 0; overflow-wrap: anywhere }
+.settings dd { margin: 0; overflow-wrap: anywhere; white-space: pre-line }
 .dark input[type="range"] { --neutral-200: var(--neutral-600) }  /* the rest of a slider's track */
 input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep the text off the arrow */
 .row:has(> .form:empty) { display: none }
-.block.tokens { padding: 4px 16px 10px !important; background: var(--block-background-fill) }
-.tokens div { font-size: var(--text-sm); overflow-wrap: anywhere }
+.block.tokens { margin-top: -1px; padding: 0 16px 6px !important; background: var(--block-background-fill) }
+.tokens > div { max-height: 5em; overflow-y: auto }
+.tokens div { font-size: var(--text-sm); line-height: 1.4; text-align: right; overflow-wrap: anywhere }
 .tokens .cut { color: var(--error-text-color) }
-#examples { font-size: var(--text-sm) }
-.examples { display: grid; grid-template-columns: repeat(auto-fill, 130px); gap: 8px; margin-top: 8px }
 .examples button { overflow: hidden; border: 1px solid var(--border-color-primary); border-radius: var(--radius-md);
                    background: var(--block-background-fill); color: var(--body-text-color); line-height: 1.3 }
 .examples button:hover { border-color: var(--primary-500) }
-.examples img { width: 128px; image-rendering: pixelated }
+.examples img { width: 100%; image-rendering: pixelated }
 .gr-group:not(:has(.block)) { display: none }  /* would show as a line */
 .enlarged img { width: 100%; height: 100%; object-fit: contain }
 .enlarged img[data-small], img[data-small][data-testid="imageslider-image"] { image-rendering: pixelated }
@@ -101,7 +100,6 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
     .gradio-container { padding-bottom: 72px !important }
     .stage-column { scroll-margin-bottom: 80px }
     .enlarged, .live { height: 170px !important }
-    .examples { grid-template-columns: repeat(3, 1fr) } .examples img { width: 100% }
     #status { min-height: 84px !important }
 }
 
@@ -113,6 +111,14 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 .live { height: 320px }
 #preview:not(:has(.previews)), .live:not(:has(.previews)) { display: none !important }
 .stage-column:has(.thumbnails:hover, .thumbnails :focus-visible, .grid-container:hover) #preview { opacity: 0 }
+/* The examples fill the stage until it has a picture. */
+#examples { position: absolute; z-index: 4; inset: 1px 1px auto; width: auto !important; overflow-y: auto;
+            height: calc(var(--stage) - 2px); padding: 16px !important; border-radius: var(--block-radius);
+            background: var(--block-background-fill); font-size: var(--text-sm); text-align: center }
+.examples { display: grid; grid-template-columns: repeat(3, minmax(0, 180px)); justify-content: center; gap: 8px;
+            margin-top: 8px }
+.stage-column:not(:has(.stage .empty)) #examples, .stage-column:has(#preview .previews) #examples {
+    display: none !important }
 .previews { position: absolute; inset: 8px; display: grid; gap: 8px; grid-auto-flow: row; grid-auto-rows: 1fr;
             grid-template-columns: repeat(auto-fit, minmax(min(130px, 45%), 1fr)) }
 @media (max-width: 640px) { .grid-container { --grid-cols: 2 !important } }
@@ -120,6 +126,7 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 
 # keydown: Ctrl+Enter starts a run. On Tab, Gradio would open a dropdown and leave it open over the form. Escape and the
 #   arrow keys go to the stage, unless a field or the tab list needs them.
+# keypress: Shift+Enter begins a line in a prompt, like Enter; Gradio would submit the prompt.
 # click: a double click on a button that starts a run counts as one click.
 # dragover, drop: a file may be dropped anywhere.
 # focusin: Gradio would move the focus from the field in which the user types to a new picture.
@@ -135,6 +142,9 @@ JS = f"""
         if (event.target.closest("input, textarea, [role=tablist], .preview")) return;
         const stage = [...document.querySelectorAll(".stage .preview")].find((each) => each.checkVisibility());
         stage?.dispatchEvent(new KeyboardEvent("keydown", {{code: event.code, bubbles: true}}));
+    }}, true);
+    addEventListener("keypress", (event) => {{
+        if (event.key === "Enter" && event.shiftKey && event.target.localName === "textarea") event.stopPropagation();
     }}, true);
     addEventListener("click", (event) => {{
         const draws = event.target.closest("button.primary, .examples button");

@@ -1,8 +1,9 @@
 """The subject of the pictures: label pickers, or prompt boxes for a model that reads text."""
 
 import html
+import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +13,14 @@ from gradio.components import Component
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests.request import MAX_PROMPT, Prompt
 from fastdiff.schema import checked
-from fastdiff.text.tokenizer import CLIPTokenizer
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.controls import Controls, Properties
 from fastdiff.ui.parts.examples import examples_of
 from fastdiff.ui.parts.messages import PROBLEMS, problem
 from fastdiff.ui.parts.running import QUICK, Updates
 
+MAX_RECENT = 20  # prompts
+SHORT = 80  # characters of a recent prompt in the list
 Choices = list[tuple[str, str | int]]  # (text, label or group) pairs
 
 
@@ -124,26 +126,36 @@ def _choices(card: ModelCard, style: str | None = None) -> Choices:
 
 @dataclass(frozen=True)
 class PromptBoxes(Controls):
-    """The prompt, the negative prompt, and their token counts. Enter in a box starts a run."""
+    """The prompt and the negative prompt, each with its token count, the styles, and the user's last prompts."""
 
     prompt: gr.Textbox
-    negative_prompt: gr.Textbox
     tokens: gr.HTML
+    styles: gr.Dropdown
+    recent: gr.Dropdown
+    negative_prompt: gr.Textbox
+    negative_tokens: gr.HTML
 
     @classmethod
     def build(cls, catalogue: Catalogue, card: ModelCard) -> "PromptBoxes":
         properties = cls.properties(catalogue, [card])
 
-        def box(name: str, label: str, hint: str) -> gr.Textbox:
+        def box(name: str, label: str, hint: str, lines: int) -> gr.Textbox:
             options = properties[name]
-            return gr.Textbox(label=label, placeholder=hint, lines=1, max_lines=6, max_length=MAX_PROMPT, **options)
+            return gr.Textbox(
+                label=label, placeholder=hint, lines=lines, max_lines=12, max_length=MAX_PROMPT, **options
+            )
+
+        def count(name: str) -> gr.HTML:
+            return gr.HTML(padding=False, elem_classes="tokens", **properties[name])
 
         with gr.Group():
-            return cls(
-                prompt=box("prompt", "Prompt", "Describe the picture"),
-                negative_prompt=box("negative_prompt", "Negative prompt", "What to avoid"),
-                tokens=gr.HTML(elem_classes="tokens", **properties["tokens"]),
-            )
+            prompt, tokens = box("prompt", "Prompt", "Describe the picture", 3), count("tokens")
+            with gr.Row():
+                names = catalogue.styles.names
+                styles = gr.Dropdown(names, multiselect=True, label="Styles", min_width=140, **properties["styles"])
+                recent = gr.Dropdown([], label="Recent prompts", min_width=140, **properties["recent"])
+            negative = box("negative_prompt", "Negative prompt", "What to avoid", 2)
+            return cls(prompt, tokens, styles, recent, negative, count("negative_tokens"))
 
     @staticmethod
     def properties(
@@ -151,15 +163,21 @@ class PromptBoxes(Controls):
     ) -> Properties:
         """Return the properties for `cards`, with the texts of a picture's `record` or the first model's first example.
 
-        The boxes are visible if one of the models reads text.
+        The boxes are visible if one of the models reads text. No style is chosen, because the texts are whole.
         """
         texts = record or {"prompt": next((example.subject for example in examples_of(cards[0])), "")}
         prompt, negative = texts.get("prompt") or "", texts.get("negative_prompt") or ""
         visible = any(card.reads_text for card in cards)
         return {
             "prompt": {"value": prompt if visible else "", "visible": visible},
+            "tokens": {"value": count_tokens(catalogue, cards, prompt), "visible": visible},
+            "styles": {"value": [], "visible": visible and bool(catalogue.styles.names)},
+            "recent": {"value": None, "visible": visible},
             "negative_prompt": {"value": negative, "visible": visible},
-            "tokens": {"value": count_tokens(catalogue, cards, prompt, negative), "visible": visible},
+            "negative_tokens": {
+                "value": count_tokens(catalogue, cards, negative, "negative_prompt"),
+                "visible": visible,
+            },
         }
 
     def fit(self, catalogue: Catalogue, cards: Sequence[ModelCard], data: Mapping[Component, Any]) -> Updates:
@@ -167,46 +185,70 @@ class PromptBoxes(Controls):
         texts = {"prompt": data[self.prompt], "negative_prompt": data[self.negative_prompt]}
         is_empty = not any(texts.values())
         properties = self.properties(catalogue, cards, None if is_empty else texts)
-        del properties["tokens"]["value"]  # the picker's change event counts: a count here would miss new typing
+        del properties["styles"]["value"]
+        for name in ("tokens", "negative_tokens"):
+            del properties[name]["value"]  # the picker's change event counts: a count here would miss new typing
         if not is_empty or not properties["prompt"]["value"]:
             del properties["prompt"]["value"], properties["negative_prompt"]["value"]  # the user may still be typing
         return self.updates(properties)
 
     def follow(self, catalogue: Catalogue, pickers: Sequence[gr.Dropdown]) -> None:
-        """Count the tokens again when a text or a model of `pickers` changes."""
+        """Count the tokens again when a text, the styles or a model of `pickers` changes."""
 
-        def count(prompt: str, negative: str, *names: str) -> str:
+        def count(prompt: str, negative: str, styles: list[str] | None, *names: str) -> tuple[str, str]:
             try:
-                return count_tokens(catalogue, [catalogue.card(name) for name in names], prompt, negative)
+                cards = [catalogue.card(name) for name in names]
+                prompt, negative = catalogue.styles.apply(styles or [], prompt, negative)
+                return count_tokens(catalogue, cards, prompt), count_tokens(
+                    catalogue, cards, negative, "negative_prompt"
+                )
             except PROBLEMS as error:
-                return problem(error)
+                return problem(error), ""
 
-        boxes = [self.prompt, self.negative_prompt]
+        boxes: list[gr.Textbox | gr.Dropdown] = [self.prompt, self.negative_prompt, self.styles]
         changes = [box.change for box in boxes] + [picker.change for picker in pickers]
-        gr.on(changes, count, [*boxes, *pickers], self.tokens, trigger_mode="always_last", **QUICK)
+        counts = [self.tokens, self.negative_tokens]
+        gr.on(changes, count, [*boxes, *pickers], counts, trigger_mode="always_last", **QUICK)
 
-    def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
-        """Return the UncheckedRequest fields of the boxes. An empty negative prompt becomes None."""
+    def offer_recent(self, session: gr.State) -> None:
+        """Offer the last prompts of the user of a `session` when the list is opened. A click fills the prompt's box."""
+
+        def offer(session: Any, request: gr.Request) -> dict[str, Any]:
+            prompts = session.shelf(request).index.prompts(MAX_RECENT)
+            return gr.update(choices=[(textwrap.shorten(each, SHORT, placeholder="…"), each) for each in prompts])
+
+        self.recent.focus(offer, session, self.recent, **QUICK)
+        filled = [self.prompt, self.styles, self.recent]
+        self.recent.input(None, self.recent, filled, js="(text) => [text, [], null]", **QUICK)  # the text is whole
+
+    def known_styles(self, catalogue: Catalogue, data: Mapping[Component, Any]) -> list[str]:
+        """Return the chosen styles, as far as the server's file still has them."""
+        chosen = data[self.styles] if isinstance(data[self.styles], list) else []
+        return [name for name in catalogue.styles.names if name in chosen]
+
+    def chosen(self, catalogue: Catalogue, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
+        """Return the UncheckedRequest fields of the boxes, with the styles applied.
+
+        An empty negative prompt becomes None. Raises InputError for an unknown style.
+        """
         if not card.reads_text:
             return {}
-        return {"prompt": data[self.prompt] or "", "negative_prompt": data[self.negative_prompt] or None}
+        prompt, negative, styles = data[self.prompt] or "", data[self.negative_prompt] or "", data[self.styles]
+        if styles:
+            prompt, negative = catalogue.styles.apply(styles, prompt, negative)
+        return {"prompt": prompt, "negative_prompt": negative or None}
 
 
-def count_tokens(catalogue: Catalogue, cards: Sequence[ModelCard], prompt: str, negative: str = "") -> str:
-    """Return the HTML of the token counts, with the end that is cut off. Raises InputError for an invalid text."""
-    tokenizers = [tokenizer for card in cards if card.reads_text for tokenizer in catalogue.tokenizers(card)]
-    lines = list(_lines("", prompt, tokenizers))
-    lines += _lines("Negative prompt: ", negative, tokenizers) if negative else []
-    return "".join(f"<div>{line}</div>" for line in lines)
+def count_tokens(catalogue: Catalogue, cards: Sequence[ModelCard], text: str, name: str = "prompt") -> str:
+    """Return the HTML of the token counts of a text, with the end that is cut off.
 
-
-def _lines(name: str, text: str, tokenizers: Sequence[CLIPTokenizer]) -> Iterator[str]:
-    """Yield a line for each tokenizer. Tokenizers with equal results share a line."""
-    checked(name or "prompt", text, Prompt)
+    Tokenizers with equal results share a line. Raises InputError, which begins with `name`, for an invalid text.
+    """
+    checked(name, text, Prompt)
     lines: dict[str, None] = {}
-    for tokenizer in tokenizers:
+    for tokenizer in (each for card in cards if card.reads_text for each in catalogue.tokenizers(card)):
         tokens = tokenizer(text)
         cut = " ".join(tokens.cut.split())
-        line = f"{name}{tokens.total} of {tokenizer.room} tokens"
+        line = f"{tokens.total} of {tokenizer.room} tokens"
         lines[line + (f'; cut off: <strong class="cut">{html.escape(cut)}</strong>' if cut else "")] = None
-    yield from lines
+    return "".join(f"<div>{line}</div>" for line in lines)

@@ -10,9 +10,10 @@ from tests.ui.browser.actions import captions, drop, generate, number, until, wa
 
 def test_pictures_are_drawn_shown_kept_and_restored(page, tmp_path):
     assert "press Generate" in page.locator("#status").inner_text()
+    assert page.locator("#examples").is_visible()
     generate(page, pictures=2, steps=2, seed=40)
     wait_for_status(page, "Drew 2 pictures")
-    assert captions(page) == ["seed 40", "seed 41"]
+    assert captions(page) == ["seed 40", "seed 41"] and not page.locator("#examples").is_visible()
     page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 2")).first.click()
     page.locator("dl.settings").get_by_text("41", exact=True).wait_for()
     image = page.locator("#gallery").get_by_test_id("detailed-image")

@@ -15,12 +15,23 @@ def opens(as_bundled):
         yield
 
 
-def test_the_first_click_draws_what_its_prompt_says_and_an_example_another(page):
+def test_the_first_click_draws_what_its_prompt_says(page):
     assert page.get_by_label("Prompt", exact=True).first.input_value() == "cat face, glossy 3D emoji"
     page.get_by_role("button", name="Generate").click()
     wait_for_status(page, "Drew 1 picture")
     picture = page.locator("#gallery").get_by_test_id("detailed-image")
     assert re.fullmatch(r"seed \d+, cat face, glossy 3D emoji", picture.get_attribute("alt"))
-    page.locator("#examples").get_by_role("button", name="rocket").click()
+
+
+def test_the_empty_stage_has_examples_that_a_click_draws(page):
+    examples, stage = page.locator("#examples"), page.locator("#gallery").bounding_box()
+    assert examples.get_by_role("button").count() == 6
+    for example in examples.get_by_role("button").all():
+        box = example.bounding_box()
+        assert stage["x"] < box["x"] < box["x"] + box["width"] < stage["x"] + stage["width"]
+        assert stage["y"] < box["y"] < box["y"] + box["height"] < stage["y"] + stage["height"]
+    examples.get_by_role("button", name="rocket").click()
     page.locator("dl.settings").get_by_text("rocket, flat emoji").wait_for()
+    picture = page.locator("#gallery").get_by_test_id("detailed-image")
+    assert not examples.is_visible()
     assert picture.get_attribute("alt") == "seed 2, rocket, flat emoji"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.ui.browser.actions import drop, more_settings, number, pick, wait_for_status
+from tests.ui.browser.actions import drop, more_settings, number, pick, until, wait_for_status
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ def test_a_model_that_reads_text(page):
     page.wait_for_function("document.querySelector('input[aria-label=\"number input for Width\"]').value === '18'")
     assert number(page, "Height").input_value() == "14"
     number(page, "Steps").fill("2")
-    page.get_by_label("Prompt", exact=True).press("Enter")
+    page.get_by_label("Prompt", exact=True).press("Control+Enter")
     wait_for_status(page, "Drew 1 picture")
     page.locator("#gallery").get_by_role("button", name=re.compile("Thumbnail 1")).first.click()
     settings = page.locator("dl.settings").first
@@ -38,9 +38,45 @@ def test_a_model_that_reads_text(page):
     assert re.search(r"Prompt\s+the cat\s+Negative prompt\s+photo", settings.inner_text())
     page.get_by_label("Prompt", exact=True).fill("ocean")
     page.get_by_role("button", name="Use these settings").locator("visible=true").click()
-    wait_for_status(page, "Loaded the settings of seed 0")
+    wait_for_status(page, "Loaded the settings of seed")
     assert page.get_by_label("Prompt", exact=True).input_value() == "the cat"
     assert page.get_by_role("radio", name="18x14").is_checked()
+
+
+def test_a_prompt_has_lines_styles_and_a_list_of_the_last_ones(page):
+    pick(page, "Model", "./text/sd1")
+    wait_for_status(page, "Ready to draw with ./text/sd1")
+    prompt = page.get_by_label("Prompt", exact=True)
+    one_line = prompt.bounding_box()["height"]
+    prompt.fill("the cat")
+    for key in ("Enter", "Shift+Enter", "Enter", "Enter"):
+        prompt.press(key)
+        prompt.press_sequentially("of")
+    assert prompt.input_value() == "the cat\nof\nof\nof\nof"
+    until(page, lambda: prompt.bounding_box()["height"] > one_line)
+    prompt.fill("the\ncat")
+    counts = page.locator(".block.tokens").locator("visible=true")
+    until(page, lambda: counts.all_inner_texts() == ["2 of 22 tokens", "0 of 22 tokens"])
+    page.get_by_label("Styles", exact=True).locator("visible=true").click()
+    page.get_by_role("option", name="wet").click()
+    until(page, lambda: counts.all_inner_texts() == ["5 of 22 tokens", "1 of 22 tokens"])
+    page.reload()
+    until(page, lambda: counts.all_inner_texts() == ["5 of 22 tokens", "1 of 22 tokens"])
+    assert prompt.input_value() == "the\ncat"
+    more_settings(page)
+    number(page, "Steps").fill("1")
+    prompt.press("Control+Enter")
+    wait_for_status(page, "Drew 1 picture")
+    assert prompt.input_value() == "the\ncat"
+    settings = page.locator("dl.settings").locator("visible=true")
+    assert "the\ncat of the astronaut" in settings.inner_text()
+    prompt.fill("dog")
+    recent = page.get_by_label("Recent prompts").locator("visible=true")
+    recent.click()
+    page.get_by_role("option", name="the cat of the astronaut").click()
+    until(page, lambda: prompt.input_value() == "the\ncat of the astronaut")
+    until(page, lambda: counts.all_inner_texts() == ["5 of 22 tokens", "0 of 22 tokens"])
+    assert recent.input_value() == ""
 
 
 def test_the_end_of_a_prompt_that_was_cut_is_named_beside_the_picture(page):

@@ -190,3 +190,13 @@ def test_a_page_of_20_000_pictures_takes_tenths_of_a_second(tmp_path):
         Index(tmp_path).find(search, (), 4000, 40)
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 1
+
+
+def test_the_last_prompts_are_each_there_once(tmp_path):
+    for at, prompt in enumerate(("a fox", "a cat\nat night", "a fox", " ", ["a", "b"], "a dog", None), 1):
+        add(tmp_path, f"{at}.png", at, prompt=prompt)
+    assert Index(tmp_path).prompts(20) == ["a dog", "a fox", "a cat\nat night"]
+    assert Index(tmp_path).prompts(2) == ["a dog", "a fox"]
+    (tmp_path / "6.png").unlink()
+    assert Index(tmp_path).prompts(1) == ["a fox"]
+    assert Index(tmp_path / "none").prompts(1) == []

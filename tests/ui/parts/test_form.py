@@ -6,6 +6,7 @@ import gradio as gr
 import pytest
 from gradio.components import Component
 
+from fastdiff.errors import InputError
 from fastdiff.requests.completion import complete
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
@@ -125,6 +126,24 @@ def test_the_scheduler_is_a_dropdown_of_every_scheduler_with_the_models_own_chos
     last = form.sides[-1]
     fitted = form.fit(values(form) | {last.model: "./text/sd1"}, len(form.sides) - 1)
     assert fitted[last.sampling.scheduler]["value"] == "pndm"
+
+
+def test_styles_are_applied_to_the_prompts_of_the_request(build):
+    form = build(DrawForm)
+    typed = {form.boxes.prompt: "the\ncat", form.boxes.negative_prompt: "", form.model: "./text/sd1"}
+    asked = form.request(values(form) | typed | {form.boxes.styles: ["wet"]})
+    assert (asked.prompt, asked.negative_prompt) == ("the\ncat of the astronaut", "photo")
+    asked = form.request(values(form) | typed)
+    assert (asked.prompt, asked.negative_prompt) == ("the\ncat", None)
+    for styles, message in ((["wett"], "did you mean wet"), ("wet", "is not a list"), ([1], "is not a list")):
+        with pytest.raises(InputError, match=message):
+            form.request(values(form) | typed | {form.boxes.styles: styles})
+
+
+def test_a_style_that_the_server_no_longer_has_is_left_out(build, catalogue):
+    boxes = build(DrawForm).boxes
+    assert boxes.known_styles(catalogue, {boxes.styles: ["dry", "wet"]}) == ["wet"]
+    assert boxes.known_styles(catalogue, {boxes.styles: None}) == []
 
 
 def test_the_page_and_the_command_draw_a_model_with_the_same_settings(catalogue):

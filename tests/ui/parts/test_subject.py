@@ -7,6 +7,7 @@ import pytest
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
+from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.subject import LabelPickers, PromptBoxes, _choices, count_tokens
 from tests.support.text_pipelines import LENGTH
 
@@ -130,8 +131,11 @@ def test_boxes_hold_the_texts_of_a_record(catalogue):
     properties = PromptBoxes.properties(catalogue, [catalogue.card("./text/sd1")], record)
     assert {name: each["value"] for name, each in properties.items()} == {
         "prompt": "the cat",
-        "negative_prompt": "",
         "tokens": f"<div>2 of {ROOM} tokens</div>",
+        "styles": [],
+        "recent": None,
+        "negative_prompt": "",
+        "negative_tokens": f"<div>0 of {ROOM} tokens</div>",
     }
     assert all(each["visible"] for each in properties.values())
 
@@ -150,6 +154,11 @@ def test_one_of_two_models_reads_text(catalogue):
     assert properties["tokens"]["value"] == f"<div>2 of {ROOM} tokens</div>"
 
 
+def test_styles_are_offered_if_the_server_has_some(catalogue, models_dir):
+    properties = PromptBoxes.properties(Catalogue(models_dir), [catalogue.card("./text/sd1")])
+    assert properties["prompt"]["visible"] and not properties["styles"]["visible"]
+
+
 def test_another_model_overwrites_no_count_of_what_is_typed_meanwhile(catalogue):
     async def build() -> PromptBoxes:  # without an event loop, Gradio creates some and closes none
         with gr.Blocks():
@@ -157,16 +166,23 @@ def test_another_model_overwrites_no_count_of_what_is_typed_meanwhile(catalogue)
 
     boxes = asyncio.run(build())
     updates = boxes.fit(catalogue, [catalogue.card("./text/sdxl")], {boxes.prompt: "the", boxes.negative_prompt: ""})
-    assert not {"value"} & {*updates[boxes.prompt], *updates[boxes.tokens]}
+    kept = boxes.prompt, boxes.tokens, boxes.negative_prompt, boxes.negative_tokens, boxes.styles
+    assert not [box for box in kept if "value" in updates[box]]
 
 
 def test_what_is_cut_is_shown(catalogue):
     text = "cat " * ROOM + "the <b>astronaut"
-    line = count_tokens(catalogue, [catalogue.card("./text/sdxl")], text, "ocean")
+    line = count_tokens(catalogue, [catalogue.card("./text/sdxl")], text)
     assert f"<div>{ROOM + 5} of {ROOM} tokens; cut off: <strong" in line and ">the &lt;b&gt;astronaut<" in line
-    assert "<div>Negative prompt: 5 of" in line
+
+
+def test_a_line_break_counts_as_a_space(catalogue):
+    cards = [catalogue.card("./text/sd1")]
+    assert count_tokens(catalogue, cards, "the\ncat\n\nof") == count_tokens(catalogue, cards, "the cat of")
 
 
 def test_a_text_without_end_is_refused_and_not_counted(catalogue):
     with pytest.raises(InputError, match=r"prompt: .* is not a string of up to 10000"):
         count_tokens(catalogue, [catalogue.card("./text/sd1")], "x" * 10**6)
+    with pytest.raises(InputError, match=r"^negative_prompt: "):
+        count_tokens(catalogue, [catalogue.card("./text/sd1")], "x" * 10**6, "negative_prompt")
