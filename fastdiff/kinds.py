@@ -54,6 +54,7 @@ def canonical(activation: str) -> str:
 
 
 Precision = Literal["full", "int8", "fp8"]  # of weights: the dtype's, or 8 bits; fp8 also for activations
+PredictionType = Literal["epsilon", "v_prediction"]  # what the models in single files predict
 
 # Kinds for pictures and trajectories
 Horizon = Annotated[int, Interval(ge=1, le=2**16)]

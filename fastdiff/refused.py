@@ -18,7 +18,6 @@ _FREEU = "FreeU is not supported yet; leave it out"
 _QUANTISATION = "fastdiff has its own 8-bit weights; load the model with precision='int8' or precision='fp8'"
 _HOOKS = "fastdiff moves whole models; load the pipeline with offload=True, or call enable_model_cpu_offload"
 _PARALLEL = "a model runs on one GPU; use fastdiff.draw_many to draw on many"
-_SINGLE_FILE = "single files are not supported yet; convert the file with diffusers, and save it with save_pretrained"
 _PROCESSORS = "attention processors are not supported yet; fastdiff computes attention itself"
 _FORWARD = "it is a part of diffusers' own forward; call the model instead"
 _CALL = "it is a part of diffusers' own call; call the pipeline, or loop over its stream"
@@ -60,7 +59,6 @@ OF_MODELS = {
     "enable_layerwise_casting": _QUANTISATION,
     "dequantize": _QUANTISATION,
     "enable_parallelism": _PARALLEL,
-    "from_single_file": _SINGLE_FILE,
     "attn_processors": _PROCESSORS,
     **dict.fromkeys(
         ("get_aug_embed", "get_class_embed", "get_time_embed", "process_encoder_hidden_states"),
@@ -90,7 +88,6 @@ OF_PIPELINES = {
     **OF_ALL,
     "download": "load with from_pretrained, which downloads what it needs",
     "from_config": "load with from_pretrained",
-    "from_single_file": _SINGLE_FILE,
     "register_modules": "set the part instead, such as pipe.vae = vae",
     "enable_sequential_cpu_offload": "fastdiff moves whole models; call enable_model_cpu_offload() instead",
     "enable_group_offload": "fastdiff moves whole models; call enable_model_cpu_offload() instead",

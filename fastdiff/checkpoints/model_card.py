@@ -15,6 +15,7 @@ from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_info import ModelInfo
+from fastdiff.checkpoints.weight_files import InFile
 from fastdiff.errors import InputError
 from fastdiff.kinds import TrainSteps
 from fastdiff.sampler_names import scheduler_name
@@ -39,6 +40,12 @@ class ModelCard:
     text_layers: tuple[int, ...] = ()  # the number of layers of each text encoder
     options: Mapping[str, Any] = field(default_factory=dict)  # keys of model_index.json that are not parts
     zeros_for_no_prompt: bool = False  # SDXL: without a negative prompt, its embeddings are zeros
+    # Of models that are single files. The folder then holds configs alone.
+    weights: Mapping[str, InFile] = field(
+        default_factory=dict
+    )  # part name -> its weights, if they are not in the folder
+    scheduler_changes: Mapping[str, Any] = field(default_factory=dict)  # options that replace the folder's
+    guess: str | None = None  # a line about what the file does not say
 
     @classmethod
     def read(cls, name: str, folder: Path, given: Mapping[str, Any] = MappingProxyType({})) -> "ModelCard":
@@ -105,6 +112,22 @@ class ModelCard:
     def denoiser(self) -> registry.DenoiserPart:
         """The part that the pipeline calls at each step."""
         return _denoiser(self.classes)
+
+    @property
+    def notices(self) -> list[str]:
+        """Lines about the model for a user who draws with it."""
+        return [line for line in (self.notice, self.guess) if line]
+
+    @property
+    def file(self) -> Path | None:
+        """The single file with the denoiser's weights, or None for a model folder."""
+        inside = self.weights.get(self.denoiser.name)
+        return None if inside is None else inside.path
+
+    def read_scheduler(self) -> dict[str, Any]:
+        """Return the config of the scheduler. Raises InputError if it cannot be read."""
+        path = hub.component_folder(self.folder, registry.SCHEDULER.name) / "scheduler_config.json"
+        return read_json(path) | dict(self.scheduler_changes)
 
     @property
     def drawn_by(self) -> str:

@@ -21,14 +21,20 @@ def begin_hash(card: ModelCard, variant: str | None) -> "Future[str]":
     It runs in a thread beside the first steps: gigabytes take seconds, and no picture is finished before that. The
     future raises OSError if a file cannot be read any more. This function raises InputError if weights are missing.
     """
+    if card.file is not None:
+        return begin_sha256([card.file])
     return begin_weights_hash(hub.component_folder(card.folder, card.denoiser.name), variant)
 
 
 def begin_weights_hash(folder: Path, variant: str | None) -> "Future[str]":
     """Begin to compute the SHA-256 of the weights in a model's own folder. As `begin_hash` otherwise."""
-    files = weight_files.find(folder, variant)
+    return begin_sha256([file.path for file in weight_files.find(folder, variant)])
+
+
+def begin_sha256(paths: Sequence[Path]) -> "Future[str]":
+    """Begin to compute the SHA-256 of files, as if they were one file. The future is as in `begin_hash`."""
     thread = ThreadPoolExecutor(1)
-    digits = thread.submit(_sha256, [file.path for file in files])
+    digits = thread.submit(_sha256, paths)
     thread.shutdown(wait=False)
     return digits
 
@@ -50,15 +56,19 @@ def find_files(card: ModelCard, variant: str | None) -> set[Path]:
     needed = hub.needed_folders(card.folder)
     folders = {card.folder, *needed.models, *needed.tokenizers, hub.component_folder(card.folder, "scheduler")}
     paths = {path for folder in folders for kind in _TEXTS for path in folder.glob(kind)}
+    inside = {card.folder / name for name in card.weights} if card.weights else set()
     for folder, library in needed.models.items():
+        if folder in inside:
+            continue
         paths |= {file.path for file in weight_files.find(folder, variant, library)}
-    return paths
+    return paths | {each.path for each in card.weights.values()}
 
 
 def _sha256_of_folder(root: Path, paths: Sequence[Path]) -> str:
     found = hashlib.sha256()
     for path in paths:
-        found.update(f"{path.relative_to(root).as_posix()} {_sha256([path])}\n".encode())
+        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name  # a single file
+        found.update(f"{name} {_sha256([path])}\n".encode())
     return found.hexdigest()
 
 

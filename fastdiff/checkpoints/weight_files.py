@@ -38,6 +38,15 @@ class WeightFile(NamedTuple):
     keys: frozenset[str] | None = None
 
 
+class InFile(NamedTuple):
+    """The place of a part's weights in a single file, which may hold several parts."""
+
+    path: Path
+    layout: str  # the names of the tensors: a key of single_files.keys.LAYOUTS
+    prefix: str  # of the part's keys in the file
+    ema: bool = False  # whether to take the moving averages of the weights instead
+
+
 def find(
     folder: str | Path,
     variant: str | None = None,
@@ -78,15 +87,27 @@ def check_fit(
     files = find(folder, variant, config.LIBRARY, extensions)
     is_pickled = any(file.path.suffix != ".safetensors" for file in files)
     shapes = {} if is_pickled else without_prefix(read_shapes(files), config.KEY_PREFIX)
+    # Only the size of a .bin is known, and a parameter takes at least one byte.
+    most = sum(os.path.getsize(file.path) for file in files) if is_pickled else None
+    check_shapes(config, shapes, source, most)
+
+
+def check_shapes(
+    config: ModelConfig, shapes: Shapes, source: str | Path, most: int | None = None, remedy: str = _REMEDY
+) -> None:
+    """Raise InputError if an option of `config` does not fit weights of these shapes, by diffusers' keys.
+
+    most: an upper bound of the number of parameters. Default: the parameters of `shapes`.
+    remedy: the end of the error.
+    """
     for option, place in config.places.items():
         there = size_at(place, shapes)
         if there is not None and there != place.size:
-            raise InputError(f"{source}: {option} is {place.size}, but {there} in the weights ({place.key}); {_REMEDY}")
-    # Only the size of a .bin is known, and a parameter takes at least one byte.
-    most = sum(os.path.getsize(file.path) for file in files) if is_pickled else sum(map(math.prod, shapes.values()))
+            raise InputError(f"{source}: {option} is {place.size}, but {there} in the weights ({place.key}); {remedy}")
+    most = sum(map(math.prod, shapes.values())) if most is None else most
     for option, count in config.least_parameters.items():
         if count > most:
-            raise InputError(f"{source}: {option} makes {count} parameters, but the weights hold {most}; {_REMEDY}")
+            raise InputError(f"{source}: {option} makes {count} parameters, but the weights hold {most}; {remedy}")
 
 
 def without_prefix(by_key: dict[str, Value], prefix: str) -> dict[str, Value]:
@@ -99,18 +120,34 @@ def without_prefix(by_key: dict[str, Value], prefix: str) -> dict[str, Value]:
 
 def read_shapes(files: list[WeightFile]) -> Shapes:
     """Return the shapes of the tensors in safetensors files, from their headers. InputError for a damaged file."""
-    shapes: Shapes = {}
-    for path, _, _ in files:
-        try:
-            shapes |= _header(path)
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"{path} is damaged or not a safetensors file ({error}); download or save it again"
-            ) from None
-    return shapes
+    return {key: tensor.shape for path, _, _ in files for key, tensor in read_header(path).tensors.items()}
 
 
-def _header(path: Path) -> Shapes:
+class StoredTensor(NamedTuple):
+    """A tensor of a safetensors file, as the header describes it."""
+
+    shape: tuple[int, ...]
+    dtype: object  # the format's name, such as "F16"; not checked
+    offsets: object  # its first byte and the byte after its last, from the end of the header; not checked
+
+
+class Header(NamedTuple):
+    """The header of a safetensors file."""
+
+    tensors: dict[str, StoredTensor]
+    metadata: dict[str, str]
+    size: int  # of the header, with its length: the data begins here
+
+
+def read_header(path: Path) -> Header:
+    """Return the header of a safetensors file. Raises InputError for a damaged file; the data is not read."""
+    try:
+        return _header(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is damaged or not a safetensors file ({error}); download or save it again") from None
+
+
+def _header(path: Path) -> Header:
     """Read the header: its length (8 bytes, little endian), then JSON, {key: {"shape": ...}} and a key of metadata."""
     with open(path, "rb") as file:
         start = file.read(8)
@@ -122,14 +159,16 @@ def _header(path: Path) -> Shapes:
         entries = parse_json(file.read(length).decode("utf-8"))
     if not isinstance(entries, dict):
         raise ValueError("its header is not a JSON object")
-    return {key: _shape(entry) for key, entry in entries.items() if key != "__metadata__"}
+    said = entries.pop("__metadata__", None)
+    metadata = {key: value for key, value in said.items() if isinstance(value, str)} if isinstance(said, dict) else {}
+    return Header({key: _stored(entry) for key, entry in entries.items()}, metadata, 8 + length)
 
 
-def _shape(entry: object) -> tuple[int, ...]:
+def _stored(entry: object) -> StoredTensor:
     shape = entry.get("shape") if isinstance(entry, dict) else None
-    if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+    if not isinstance(entry, dict) or not isinstance(shape, list) or not all(type(size) is int for size in shape):
         raise ValueError("its header holds a tensor without a shape")
-    return tuple(shape)
+    return StoredTensor(tuple(shape), entry.get("dtype"), entry.get("data_offsets"))
 
 
 def size_at(place: Place, shapes: Shapes) -> int | None:

@@ -21,7 +21,7 @@ _COMMANDS = {
     "sample": (sample, "draw pictures from prompts or labels"),
     "bulk": (bulk, "draw many pictures on all GPUs of one or more hosts"),
     "status": (status, "show the progress of a bulk run"),
-    "info": (info, "print the settings stored in a PNG"),
+    "info": (info, "print the settings stored in a PNG, or what a safetensors file is"),
     "models": (models, "list bundled and cached models, or show the details of one"),
     "verify": (verify, "check a model's results against diffusers"),
     "bench": (bench, "time a model's denoiser in fastdiff and in diffusers"),

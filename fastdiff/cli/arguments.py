@@ -3,10 +3,11 @@
 import argparse
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from fastdiff.arguments import did_you_mean, word
 from fastdiff.errors import InputError
+from fastdiff.kinds import PredictionType
 from fastdiff.requests import defaults
 from fastdiff.requests.request import DTYPES, PRECISIONS
 from fastdiff.sampler_names import ETAS, SCHEDULERS
@@ -69,16 +70,25 @@ def add_model_arguments(parser: argparse.ArgumentParser, *names: str, note: str)
         note: what to append to the help of that argument.
     """
     add = parser.add_argument_group("model").add_argument
-    add(*names, metavar="MODEL", help=f"bundled name, diffusers folder or hub id{note}")
+    add(*names, metavar="MODEL", help=f"bundled name, folder, file or hub id{note}")
+    add("--config", metavar="FOLDER", help="of configs, for a file of another size")
     add("--revision", help="branch, tag or commit of a hub model")
     add("--variant", help="weight file variant, such as fp16")
     add("--device", type=device, default=defaults.DEVICE, help=f"{DEVICES} (default: {defaults.DEVICE})")
     return add
 
 
+def add_file_arguments(add: Callable[..., argparse.Action]) -> None:
+    """Add the arguments for models that are single files to the group of the model's."""
+    add("--vae", metavar="FILE", help="safetensors file with another VAE")
+    choices = get_args(PredictionType)
+    add("--prediction-type", choices=choices, metavar="NAME", help=f"of a file: {' or '.join(choices)}")
+
+
 def add_drawing_arguments(add: Callable[..., argparse.Action]) -> None:
-    """Add the arguments for the model's dtype, precision and offloading to its group."""
-    dtypes = f"{', '.join(DTYPES)}; auto is bfloat16 on a GPU, else float32 (default: {defaults.DTYPE})"
+    """Add the arguments for single files, and for the model's dtype, precision and offloading, to its group."""
+    add_file_arguments(add)
+    dtypes = f"{', '.join(DTYPES)} (default: {defaults.DTYPE}, bfloat16 on a GPU)"
     add("--dtype", choices=DTYPES, metavar="NAME", help=dtypes)
     weights = f"weights: {', '.join(PRECISIONS)} (default: {defaults.PRECISION}); 8 bits halve the memory, fp8 "
     weights += "also multiplies in 8 bits; 'fastdiff verify' measures the error"
@@ -104,8 +114,8 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     add("-s", "--seed", help=seeds)
     for side in ("height", "width"):
         add(f"--{side}", type=int, metavar="PIXELS", help="(default: the model's training size)")
-    add("--horizon", type=int, metavar="N", help="positions of a trajectory, for models that plan trajectories")
-    add("--from", dest="source", metavar="FILE.png", help="reuse the settings in this PNG; other flags override them")
+    add("--horizon", type=int, metavar="N", help="positions of a trajectory, where models plan them")
+    add("--from", dest="source", metavar="FILE.png", help="reuse its settings; other flags override them")
     _add_sampling_arguments(parser)
 
 

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         pictures=f"1 per --prompt, else {COMMAND.pictures} in all",
     )
     add = add_model_arguments(
-        parser, "-m", "--model", note=f" (default: {defaults.MODEL}, or {defaults.MODEL_OF_LABELS} with --label)"
+        parser, "-m", "--model", note=f" (default: {defaults.MODEL} or {defaults.MODEL_OF_LABELS})"
     )
     add_drawing_arguments(add)
     add(
@@ -65,7 +65,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--out",
         default="outputs",
-        help="folder, PNG file, or pattern with {seed} and {label} or {prompt} (default: outputs)",
+        help="folder, PNG or pattern: {seed}, {label}, {prompt} (default: outputs)",
     )
     either = group.add_mutually_exclusive_group().add_argument
     either("--overwrite", action="store_true", help="replace existing files (default: new ones are named a-2.png)")

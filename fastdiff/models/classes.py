@@ -35,7 +35,9 @@ def load_models(card: ModelCard, load: Load, without: Collection[str] = ()) -> d
     without: names of parts that are not loaded.
     """
     return {
-        part.name: model_class(part, Model).from_folder(folder, load.of_part(part.name, in_8_bits=part.in_8_bits))
+        part.name: model_class(part, Model).from_folder(
+            folder, load.of_part(part.name, in_8_bits=part.in_8_bits), inside=card.weights.get(part.name)
+        )
         for part, folder in model_folders(card).items()
         if part.name not in without
     }

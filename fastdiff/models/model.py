@@ -1,6 +1,7 @@
 """Model: the base class of all models. It builds, loads and lays out a model, and runs it through CUDA graphs."""
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fastdiff.arguments import by_name, mapping, optional, renamed, text
+from fastdiff.arguments import path as checked_path
 from fastdiff.checkpoints import hub, weight_files, weights
 from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.checkpoints.json_files import read_json
@@ -17,6 +19,8 @@ from fastdiff.checkpoints.names import extensions_of
 from fastdiff.checkpoints.quantisation import formats
 from fastdiff.checkpoints.registry import ModelPart
 from fastdiff.checkpoints.saving import HUB_OPTIONS, divided
+from fastdiff.checkpoints.single_files.cards import place_of_part
+from fastdiff.checkpoints.single_files.tensors import OTHER_SIZE, check_shapes, read_part, read_shapes
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_precision, check_weights_dtype, on_meta, resolve_device, resolve_dtype
 from fastdiff.execution.replaying.cpu_programs import Programmed
@@ -185,21 +189,52 @@ class Model(Surface, metaclass=_Building):
             NonFiniteError: for NaN or infinity in the weights.
         """
         name = renamed("pretrained_model_name_or_path", pretrained_model_name_or_path, "name_or_path", kwargs)
-        device = chosen_device(device, device_map)
-        device = resolve_device("cpu" if device is None else device)
-        asked = torch.float32 if dtype is None and torch_dtype is None else chosen_dtype(dtype, torch_dtype)
-        dtype = resolve_dtype(asked, device) if isinstance(asked, str) else asked
-        check_weights_dtype(dtype)
-        checked("precision", precision, Precision)
-        check_precision(precision, device)
+        load = _own_load(chosen_device(device, device_map), dtype, torch_dtype, precision)
         optional(text, "subfolder", subfolder)
         hub_options, foreign = divided(kwargs, HUB_OPTIONS)
         changes, foreign = divided(foreign, option_names(cls.part.config))
         check_foreign(foreign, REFUSED | REFUSED_BY_MODELS)
         hub_options |= {"variant": variant, "use_safetensors": use_safetensors}
         folder = hub.resolve_part(name, cls.part, subfolder, **hub_options)
-        load = Load(device, dtype, variant, precision, extensions=extensions_of(use_safetensors))
+        load = replace(load, variant=variant, extensions=extensions_of(use_safetensors))
         return cls.from_folder(folder, load, changes)
+
+    @classmethod
+    def from_single_file(
+        cls: type[AnyModel],
+        pretrained_model_link_or_path_or_dict: str | Path | None = None,
+        *,
+        config: str | Path | None = None,
+        extract_ema: bool = False,
+        dtype: torch.dtype | str | None = None,
+        torch_dtype: torch.dtype | str | None = None,
+        device: str | torch.device | None = None,
+        precision: Precision = "full",
+        **kwargs: Any,
+    ) -> AnyModel:
+        """Load a model from a safetensors file with the names of LDM or OpenCLIP, whole or with this part alone.
+
+        Args:
+            pretrained_model_link_or_path_or_dict: the file. Nothing is downloaded.
+            config: a folder in diffusers' layout, of the model or of its pipeline, for models of other sizes.
+            extract_ema: take the moving averages of the U-Net's weights, if the file has both.
+            dtype: of activations and weights, as in `from_pretrained`, and so are the other arguments.
+            torch_dtype: the older name of `dtype`.
+            device: see `dtype`.
+            precision: see `dtype`.
+            kwargs: arguments of diffusers that change nothing, as in `from_pretrained`.
+
+        Raises:
+            InputError: for a file that does not hold the model, and for wrong arguments.
+            NonFiniteError: for NaN or infinity in the weights.
+        """
+        path = Path(checked_path("pretrained_model_link_or_path_or_dict", pretrained_model_link_or_path_or_dict))
+        optional(checked_path, "config", config)
+        check_foreign(kwargs, REFUSED | REFUSED_BY_MODELS)
+        ema = checked("extract_ema", extract_ema, bool)
+        load = _own_load(device, dtype, torch_dtype, precision)
+        folder, inside = place_of_part(path, cls.part, config, ema=ema)
+        return cls.from_folder(folder, load, inside=inside)
 
     @classmethod
     def folders(cls, subfolder: str | None) -> tuple[str, ...]:
@@ -207,11 +242,16 @@ class Model(Surface, metaclass=_Building):
 
     @classmethod
     def from_folder(
-        cls: type[AnyModel], folder: Path, load: Load, changes: Mapping[str, Any] = MappingProxyType({})
+        cls: type[AnyModel],
+        folder: Path,
+        load: Load,
+        changes: Mapping[str, Any] = MappingProxyType({}),
+        inside: weight_files.InFile | None = None,
     ) -> AnyModel:
         """Load a model from the folder that holds its config.json and weights. Raises as `from_pretrained`.
 
         changes: options that override the config.
+        inside: where the weights are, if they are in a single file. The folder then holds the config alone.
         """
         path = folder / CONFIG_NAME
         config = read_json(path)
@@ -220,14 +260,24 @@ class Model(Surface, metaclass=_Building):
                 f"{path} describes a {config['_class_name']}, but {cls.part.class_name} is wanted; give another folder"
             )
         options = cls.part.config.from_mapping({**config, **changes}, path)
-        weight_files.check_fit(options, folder, load.variant, path, load.extensions)
+        source = str(folder)
+        if inside is None:
+            weight_files.check_fit(options, folder, load.variant, path, load.extensions)
+        else:
+            source = f"{inside.path}: its {cls.part.name} does not fit {path}"
+            stored = read_shapes(inside, options)
+            weight_files.check_shapes(options, stored, source, remedy=OTHER_SIZE)
         _prepare_kernels(load.home)
         with on_meta():
             model = cls.from_config(options, source=str(path))
-        state = weights.load_state_dict(folder, load.variant, options.LIBRARY, load.extensions)
-        state = weight_files.without_prefix(state, options.KEY_PREFIX)
+        if inside is None:
+            state = weights.load_state_dict(folder, load.variant, options.LIBRARY, load.extensions)
+            state = weight_files.without_prefix(state, options.KEY_PREFIX)
+        else:
+            check_shapes(stored, weights.diffusers_shapes(model), source)
+            state, source = read_part(inside, options), str(inside.path)
         in_8_bits = formats(model, load.precision)
-        weights.load_weights(model, state, source=str(folder), dtype=load.dtype, device=load.home, in_8_bits=in_8_bits)
+        weights.load_weights(model, state, source=source, dtype=load.dtype, device=load.home, in_8_bits=in_8_bits)
         return model
 
     @property
@@ -281,6 +331,17 @@ class Model(Surface, metaclass=_Building):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_graphs": {}}  # a copy of the model makes its own
+
+
+def _own_load(device: Any, dtype: Any, torch_dtype: Any, precision: Precision) -> Load:
+    """Return the options of loading one model. As in diffusers, the defaults are the CPU and float32."""
+    device = resolve_device("cpu" if device is None else device)
+    asked = torch.float32 if dtype is None and torch_dtype is None else chosen_dtype(dtype, torch_dtype)
+    dtype = resolve_dtype(asked, device) if isinstance(asked, str) else asked
+    check_weights_dtype(dtype)
+    checked("precision", precision, Precision)
+    check_precision(precision, device)
+    return Load(device, dtype, precision=precision)
 
 
 def _prepare_kernels(device: torch.device) -> None:

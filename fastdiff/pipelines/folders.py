@@ -9,21 +9,23 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from fastdiff.arguments import renamed
+from fastdiff.arguments import optional, renamed
+from fastdiff.arguments import path as checked_path
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.loading import Load, chosen_device, chosen_dtype
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.single_files.cards import FileOptions, file_card
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import dtype_name, naming_lost_device
 from fastdiff.execution.memory import or_explain, remedies
-from fastdiff.kinds import Precision
-from fastdiff.pipelines.giving import NOTHING, Given, load_parts, read_scheduler
+from fastdiff.kinds import Precision, PredictionType
+from fastdiff.pipelines.giving import NOTHING, REFUSED_FOR_FILES, Given, load_parts, read_scheduler
 from fastdiff.pipelines.saving import Saving
 from fastdiff.pipelines.surface import Surface
 from fastdiff.requests.defaults import PRECISION, ModelFacts
 from fastdiff.samplers.shared.from_config import folder_scheduler
 from fastdiff.samplers.shared.scheduler import Scheduler
+from fastdiff.schema import checked
 
 AnyPipeline = TypeVar("AnyPipeline", bound="FromFolder")
 
@@ -35,9 +37,8 @@ def scheduler_of(card: ModelCard, name: str | None) -> Scheduler:
 
     Raises InputError if the scheduler config cannot be used.
     """
-    config = read_json(hub.component_folder(card.folder, "scheduler") / "scheduler_config.json")
     name = name or ModelFacts.of(card).default_scheduler
-    return folder_scheduler(config, name, card.scheduler, card.pipeline.scheduler_options)
+    return folder_scheduler(card.read_scheduler(), name, card.scheduler, card.pipeline.scheduler_options)
 
 
 class FromFolder(Saving, Surface, ABC):
@@ -134,10 +135,70 @@ class FromFolder(Saving, Surface, ABC):
         )
         if not (folder / "model_index.json").is_file():
             raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
-        card = given.read_card(str(name), folder)
+        return cls._of_read_card(given.read_card(str(name), folder), load, given)
+
+    @classmethod
+    def from_single_file(
+        cls: type[AnyPipeline],
+        pretrained_model_link_or_path: str | Path,
+        *,
+        config: str | Path | None = None,
+        vae: Any = None,
+        prediction_type: PredictionType | None = None,
+        extract_ema: bool = False,
+        device: str | torch.device | None = "auto",
+        dtype: str | torch.dtype | Mapping[str, Any] | None = "auto",
+        torch_dtype: str | torch.dtype | Mapping[str, Any] | None = None,
+        scheduler: Any = None,
+        offload: bool = False,
+        precision: Precision = PRECISION,
+        **options: Any,
+    ) -> AnyPipeline:
+        """Load a pipeline from one safetensors file: Stable Diffusion 1, 2 or XL with the names of LDM.
+
+        The keys and shapes of the file tell which model it is. Nothing is downloaded.
+
+        Args:
+            pretrained_model_link_or_path: the file, with the U-Net, the text encoders and the VAE. Parts that it lacks
+                can be given as `options`.
+            config: a folder in diffusers' layout whose configs replace fastdiff's, for models of other sizes.
+            vae: a file with another VAE, or a VAE as in `from_pretrained`.
+            prediction_type: "epsilon" or "v_prediction", if the file does not say it or is wrong.
+            extract_ema: take the moving averages of the U-Net's weights, if the file has both.
+            device: as in `from_pretrained`, and so are `dtype`, `torch_dtype`, `scheduler`, `offload`, `precision`.
+            dtype: see `device`.
+            torch_dtype: see `device`.
+            scheduler: see `device`.
+            offload: see `device`.
+            precision: see `device`.
+            options: parts that replace the file's, as in `from_pretrained`.
+
+        Raises:
+            InputError: the file is not a model that fastdiff runs, a part is missing, or an option is wrong. The other
+                errors are those of `from_pretrained`.
+        """
+        path = Path(checked_path("pretrained_model_link_or_path", pretrained_model_link_or_path))
+        scheduler_name, part = read_scheduler(scheduler)
+        load = Load.of(
+            device=chosen_device(device, None),
+            dtype=chosen_dtype(dtype, torch_dtype),
+            precision=precision,
+            offload=offload,
+            scheduler=scheduler_name,
+        )
+        is_file = isinstance(vae, str | Path)
+        given = Given.read(options | part | ({} if is_file or vae is None else {"vae": vae}), REFUSED_FOR_FILES)
+        ema = checked("extract_ema", extract_ema, bool)
+        optional(checked_path, "config", config)
+        how = FileOptions(config, vae if is_file else None, prediction_type, ema)
+        return cls._of_read_card(given.checked(file_card(path, how, given.configs)), load, given)
+
+    @classmethod
+    def _of_read_card(cls: type[AnyPipeline], card: ModelCard, load: Load, given: Given) -> AnyPipeline:
+        """Load the pipeline of a card, and log the card's notices."""
         pipe = cls.from_card(card, load, given)
-        if card.notice:
-            _log.warning(card.notice)
+        for line in card.notices:
+            _log.warning(line)
         return pipe
 
     @classmethod

@@ -24,6 +24,11 @@ REFUSED = loading.REFUSED | {  # options and parts of diffusers' pipelines that 
     "id2label": "give the names of the labels as `labels` in the folder's fastdiff.json",
     "env": "observations are not normalised here; leave it out",
 }
+REFUSED_FOR_FILES = REFUSED | {  # options of diffusers' `from_single_file` alone
+    "original_config": "give the configs as a folder in diffusers' layout, with config=",
+    "original_config_file": "give the configs as a folder in diffusers' layout, with config=",
+    "local_files_only": "nothing is downloaded; leave it out",
+}
 TAKEN = ("feature_extractor", "requires_safety_checker")  # only safety checkers use them, which are not run
 ZEROS = "force_zeros_for_empty_prompt"
 
@@ -36,12 +41,12 @@ class Given:
     zeros_for_no_prompt: bool | None = None
 
     @classmethod
-    def read(cls, options: Mapping[str, Any]) -> "Given":
+    def read(cls, options: Mapping[str, Any], refused: Mapping[str, str] = REFUSED) -> "Given":
         """Read the options of `from_pretrained` that are not named there. Raises InputError for one that is refused."""
         options = {name: value for name, value in options.items() if name not in TAKEN}
         parts = {name: adopted(name, options[name]) for name in part_names() if name in options}
         others = {name: value for name, value in options.items() if name not in (*parts, ZEROS)}
-        loading.check_foreign(others, REFUSED)
+        loading.check_foreign(others, refused)
         for number in ("", "_2"):  # a tokenizer alone has no use
             if parts.get(f"text_encoder{number}", parts) is None:
                 parts.setdefault(f"tokenizer{number}", None)
@@ -53,8 +58,11 @@ class Given:
         return {name: getattr(part, "config", None) for name, part in self.parts.items()}
 
     def read_card(self, name: str, folder: Any) -> ModelCard:
-        """Read a folder's card without the given parts. Raises InputError for parts that the pipeline does not have."""
-        card = ModelCard.read(name, folder, self.configs)
+        """Read a folder's card without the given parts. Raises as `checked`."""
+        return self.checked(ModelCard.read(name, folder, self.configs))
+
+    def checked(self, card: ModelCard) -> ModelCard:
+        """Return a card that was read with `configs`. Raises InputError for parts that the pipeline does not have."""
         known = {part.name for part in card.pipeline.parts}
         for part, value in self.parts.items():
             if part not in known and value is not None:

@@ -86,7 +86,7 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         "Seed": record["seed"][0] if isinstance(record["seed"], list) else record["seed"],
         "Size": f"{record['width']}x{record['height']}",
         "Model hash": record["model_hash"][:10] if record.get("model_hash") else None,
-        "Model": re.sub(r"[,:\s]+", " ", re.split(r"[\\/]", record["model"].rstrip("\\/"))[-1]),
+        "Model": _model(record["model"]),
         "Clip skip": record["clip_skip"] + 1 if record.get("clip_skip") else None,
         "Precision": record.get("precision"),
         "Version": f"fastdiff {record['versions']['fastdiff']}",
@@ -94,6 +94,12 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         **_axes(record.get("axes", {})),
     }
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def _model(name: str) -> str:
+    """Return the last part of a model's path, without commas and colons. As in A1111, a file has no suffix."""
+    last = re.split(r"[\\/]", name.rstrip("\\/"))[-1]
+    return re.sub(r"[,:\s]+", " ", re.sub(r"\.(?:safetensors|sft)$", "", last, flags=re.IGNORECASE))
 
 
 def _axes(axes: dict[str, Any]) -> dict[str, str]:

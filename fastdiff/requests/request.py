@@ -25,6 +25,7 @@ from fastdiff.kinds import (
     Pictures,
     Pixels,
     Precision,
+    PredictionType,
     Prompt,
     Seed,
     Steps,
@@ -41,13 +42,16 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 # With --from, a flag that replaces a recorded setting also drops the recorded settings that depend on it.
 _DEPENDENTS: dict[str, dict[str, Any]] = {
-    "model": {"revision": None, "variant": None, "horizon": None, "height": None, "width": None},
+    "model": dict.fromkeys(
+        ("revision", "variant", "config", "vae", "prediction_type", "horizon", "height", "width"), None
+    ),
     "scheduler": {"eta": None, "use_clipped_model_output": None},
     "label": {"prompt": (), "negative_prompt": None, "clip_skip": None},
     "prompt": {"label": ()},
 }
 PICTURE = "picture_"  # prefix of a picture's height and width in the settings of a grid or sheet
 AXES = "axes"  # a setting of X/Y sheets only
+FILE_SETTINGS = ("config", "vae", "prediction_type")  # settings of single files
 PROMPT_SETTINGS = ("negative_prompt", "clip_skip")  # settings of pictures of prompts only
 
 
@@ -56,8 +60,9 @@ def _all_differ(values: tuple[Any, ...]) -> bool:
 
 
 ModelName = Annotated[
-    str, Len(1), Predicate(lambda name: "\0" not in name), Wanted("a bundled name, a folder or a hub id")
+    str, Len(1), Predicate(lambda name: "\0" not in name), Wanted("a bundled name, a folder, a file or a hub id")
 ]
+FileName = Annotated[str, Len(1), Predicate(lambda name: "\0" not in name), Wanted("a path")]
 LabelNames = Annotated[tuple[Label | str, ...], Wanted("the name or index of a label")]
 PromptList = Annotated[
     tuple[Prompt, ...],
@@ -87,11 +92,15 @@ class Request(Schema):
         "negative_prompt": "negative-prompt",
         "clip_skip": "clip-skip",
         "num_images": "num-images",
+        "prediction_type": "prediction-type",
     }
 
     model: ModelName = defaults.MODEL
     revision: Revision | None = None
     variant: Variant | None = None
+    config: FileName | None = None  # the folder of the configs of a single file; None: fastdiff's own
+    vae: FileName | None = None  # a single file with the VAE, instead of the model's
+    prediction_type: PredictionType | None = None  # of a single file
     scheduler: SchedulerName | None = None
     num_inference_steps: Steps | None = None
     eta: Fraction | None = None
@@ -170,6 +179,7 @@ class Request(Schema):
         own = {"label", "prompt", "seed", "num_images", "height", "width"}
         own |= {"horizon"} if self.horizon is None else set()
         own |= {"precision"} if self.precision == defaults.PRECISION else set()
+        own |= {name for name in FILE_SETTINGS if getattr(self, name) is None}
         own |= set() if self.prompt else set(PROMPT_SETTINGS)
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
 

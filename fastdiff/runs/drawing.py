@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import fastdiff
-from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_hash import begin_hash
+from fastdiff.checkpoints.single_files.cards import FileOptions, find_card
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import Defaults
 from fastdiff.requests.request import PROMPT_SETTINGS, Request
@@ -90,7 +90,8 @@ class Progress:
 
 def find_model(request: Request) -> ModelCard:
     """Return the model of `request`, and download it if it is on the hub. InputError if it does not exist."""
-    return ModelCard.read(request.model, hub.resolve(request.model, revision=request.revision, variant=request.variant))
+    options = FileOptions(request.config, request.vae, request.prediction_type)
+    return find_card(request.model, options, revision=request.revision, variant=request.variant)
 
 
 class Records:

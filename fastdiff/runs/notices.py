@@ -22,7 +22,7 @@ def find_notices(run: Run) -> list[str]:
 
     InputError for a tokenizer whose files are missing or damaged.
     """
-    lines = [run.card.notice] if run.card.notice else []
+    lines = run.card.notices
     if not run.request.prompt:
         return lines
     tokenizers = [CLIPTokenizer(run.card.folder / part.name) for part in run.card.tokenizers]

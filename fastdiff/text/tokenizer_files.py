@@ -19,6 +19,7 @@ from fastdiff.schema import Schema, Wanted, checked
 START, END = "<|startoftext|>", "<|endoftext|>"  # CLIP's defaults
 LENGTH = 77  # CLIP's default
 NAMED = {"bos_token": START, "eos_token": END, "unk_token": END, "pad_token": END}
+OWN_VOCABULARY = Path(__file__).parent / "clip"  # CLIP's, which a tokenizer_config.json without its own can name
 MAX_TOKENS = 2**20  # of a vocabulary; CLIP's has 49,408
 
 _REMEDY = "save the tokenizer again with save_pretrained"
@@ -74,9 +75,10 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     Raises InputError for a file that is missing or damaged, and for another kind of tokenizer.
     """
     whole = _read_optional(folder / "tokenizer.json")
-    vocabulary, merges = _of_one_file(folder, whole) if whole else _of_two_files(folder)
     path = folder / "tokenizer_config.json"
     options = _read_optional(path)
+    words = OWN_VOCABULARY if options.get("fastdiff_vocabulary") == OWN_VOCABULARY.name else folder
+    vocabulary, merges = _of_one_file(folder, whole) if whole else _of_two_files(words)
     names = TokenizerConfig.__dataclass_fields__.keys()
     config = TokenizerConfig.from_mapping({key: options[key] for key in names & options.keys()}, path)
     named, added = _special_tokens(folder, options, whole)

@@ -16,7 +16,7 @@ from tests.parity.surface.walk import NOTHING
 from tests.support.text_pipelines import text_pipeline
 from tests.support.tiny import UNET, save_unet
 
-# The names that may be refused, by what they belong to. Later issues bring adapters, single files, image to image and
+# The names that may be refused, by what they belong to. Later issues bring adapters, image to image and
 # textual inversion.
 REFUSED = {
     "uploads": "push_to_hub",
@@ -28,7 +28,6 @@ REFUSED = {
     "IP-Adapter": """encode_image load_ip_adapter prepare_ip_adapter_image_embeds set_ip_adapter_scale
         unload_ip_adapter""",
     "textual inversion": "load_textual_inversion maybe_convert_prompt unload_textual_inversion",
-    "single files": "from_single_file",
     "FreeU": "disable_freeu enable_freeu",
     "offloading of layers": "enable_group_offload enable_sequential_cpu_offload model_cpu_offload_seq",
     "image to image and other pipelines of the same parts": "from_pipe",

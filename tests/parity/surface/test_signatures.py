@@ -23,14 +23,13 @@ from tests.support.planners import policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")  # diffusers'
 
-# The names that may be refused, by what they belong to. Later issues bring adapters, single files and FreeU.
+# The names that may be refused, by what they belong to. Later issues bring adapters and FreeU.
 REFUSED = {
     "uploads": "push_to_hub",
     "custom code": "register_for_auto_class",
     "adapters": """active_adapters add_adapter delete_adapters disable_adapters disable_lora enable_adapters enable_lora
         enable_lora_hotswap fuse_lora load_attn_procs load_lora_adapter save_attn_procs save_lora_adapter set_adapter
         set_adapters text_encoder_name unet_name unfuse_lora unload_lora attn_processors""",
-    "single files": "from_single_file",
     "FreeU": "enable_freeu",
     "training": "enable_gradient_checkpointing",
     "quantisation": "dequantize enable_layerwise_casting",
