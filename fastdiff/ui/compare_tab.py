@@ -103,7 +103,7 @@ class CompareTab:
         self.form.follow()
         self.form.boxes.offer_recent(self.session)
         inputs = {*self.form.components, self.session}
-        self.controls.connect(self.form.typed, self.add, inputs, self.status, self.timer)
+        self.controls.connect(self.form.typed, self.add, inputs, self.timer)
         self.form.seeds.connect([self.results[0].drawn], lambda drawn: drawn and drawn.record["seed"])
 
     @property

@@ -76,7 +76,7 @@ class DrawTab:
 
     def _connect(self) -> None:
         inputs = {*self.form.components, self.session}
-        self.controls.connect(self.form.typed, self.add, inputs, self.status, self.timer)
+        self.controls.connect(self.form.typed, self.add, inputs, self.timer)
         self.form.seeds.connect([self.session, self.panel.chosen], _seed_shown)
         # a hub model may take a while to download
         visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}

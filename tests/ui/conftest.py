@@ -269,7 +269,7 @@ class Ended(list[float]):
 
 
 @pytest.fixture
-def slow_steps(monkeypatch) -> Ended:
+def slow_steps(monkeypatch) -> Iterator[Ended]:
     """Make each step take 0.2 s longer."""
     ended = Ended()
     draw = drawing.draw
@@ -281,7 +281,9 @@ def slow_steps(monkeypatch) -> Ended:
             yield each
 
     monkeypatch.setattr(drawing, "draw", slowly)
-    return ended
+    yield ended
+    ended.seconds = 0
+    ended.turns.release(1000)  # a run that still waits would hold up the next test
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,7 @@ class DrawForm(Form):
             1, limits.pictures, value=own.pictures, step=1, label="Pictures", info="How many; seeds count up"
         )
         seeds = SeedField.build()
-        with gr.Accordion("More settings", open=False):
+        with gr.Accordion("More settings", open=False, elem_id="more"):
             sampling = SamplingControls.build(catalogue, card, limits)
             with gr.Row():
                 size = SizeControls.build(card, limits)

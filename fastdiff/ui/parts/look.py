@@ -48,9 +48,12 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 .steps .head { display: none }
 .steps .form { gap: 0 !important } .steps .block + .block { padding-top: 0 !important }
 .side .form { min-width: min(320px, 100%) !important }
+.side > .form:has(+ .steps) { min-width: 160px !important; flex: 0 1 160px !important }
+.side > .steps { flex: 0 1 128px } .side > .steps + .form { flex: 1 1 700px !important }
+.side .steps .block { min-width: 0 !important } .side .steps .form label.block { grid-template-columns: 1fr 60px }
 .side [data-testid="block-info"] { margin-bottom: 4px }
 .side :is(.info-text, .min_value, .max_value, .reset-button) { display: none }  /* only in Draw, which has more room */
-.side { align-items: center } .side > .block:has(h3) { flex: 0 0 24px; min-width: 24px }
+.side { align-items: start } .side > .block:has(h3) { flex: 0 0 24px; min-width: 24px }
 
 /* A picture in its frame: a large one is scaled down to fit, a small one is enlarged by an integer factor. */
 :root { --stage: min(68vh, 600px, 112vw) }
@@ -79,25 +82,33 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
     content: "The picture appears here"; color: var(--body-text-color-subdued) }
 
 /* The buttons and the status line lie above pictures and labels, whose z-indexes are 20 and 40. */
+.gradio-container { @media (max-width: 640px) { padding-bottom: 72px !important } }  /* room for .actions */
 .gradio-container { overflow: clip !important }  /* hidden would disable position: sticky */
-.actions { position: sticky; bottom: 0; z-index: 41; padding: 8px 0; background: var(--body-background-fill) }
+.actions { position: sticky; bottom: 0; z-index: 41; padding: 8px 0; gap: 4px !important;
+           background: var(--body-background-fill) }
+.actions .html-container, .seed .html-container { padding: 0 !important }
+.actions:not(:has(li)) { margin-top: 40px }  /* room for one run, whose line does not move the button */
+.column:has(> .actions) * { scroll-margin-bottom: 80px }  /* a field in focus scrolls out from under them */
+.column:has(> .actions li) *,
+.column:has(> .actions .problem) * { scroll-margin-bottom: 200px }
 .status { font-variant-numeric: tabular-nums }
 .status:has(.bar, .problem) { position: sticky; top: 0; z-index: 41; background: var(--body-background-fill) }
-.actions > .block:not(:has(li)) { display: none }
-.runs { list-style: none; margin: 0; padding: 0; max-height: 30vh; overflow-y: auto; font-size: var(--text-sm) }
-.runs li { display: flex; align-items: center; gap: 8px; padding: 2px 0 2px 8px; border-radius: var(--radius-sm);
+.actions > .block:not(:has(li)):not(:has(.problem)) { display: none }
+.runs { list-style: none; margin: 0; padding: 0; max-height: 108px; overflow-y: auto; font-size: var(--text-sm) }
+.runs li { display: flex; align-items: center; gap: 8px; height: 36px; padding-left: 8px;
+    border-radius: var(--radius-sm);
     background: linear-gradient(var(--primary-500) 0 0) left bottom / var(--done) 2px no-repeat }
 .runs .title { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap }
 .runs .state { color: var(--body-text-color-subdued); font-variant-numeric: tabular-nums; white-space: nowrap }
 .runs button { padding: 4px 12px; min-height: 28px; border-radius: var(--radius-sm); color: var(--error-text-color);
     border: 1px solid var(--error-border-color); background: var(--error-background-fill) }
+[data-testid="status-tracker"].hide { display: none !important }  /* its seconds would be read aloud */
 .status [data-testid="status-tracker"] > :is(:has(svg), .error) { display: none }
 .status .progress-text { inset: 10px 0 auto auto !important; transform: none; font-family: inherit }
 @media (min-width: 700px) { .stage-side { position: sticky; top: 8px; align-self: flex-start } }
 @media (max-width: 640px) {
-    .actions { position: fixed; left: 0; right: 0; padding: 8px 16px;
+    .actions { position: fixed; left: 0; right: 0; margin: 0 !important; padding: 8px 16px;
                border-top: 1px solid var(--border-color-primary) }
-    .gradio-container { padding-bottom: 72px !important }
     .stage-column { scroll-margin-bottom: 80px }
     .enlarged, .live { height: 170px !important }
     #status { min-height: 84px !important }
@@ -130,6 +141,7 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 # click: a double click on a button that starts a run counts as one click.
 # dragover, drop: a file may be dropped anywhere.
 # focusin: Gradio would move the focus from the field in which the user types to a new picture.
+# click on a section's title: the section is laid out bit by bit when it opens; as much as possible of it is shown.
 # load: the style sheet scales a picture by its natural size, which is known once it is loaded.
 JS = f"""
 () => {{
@@ -149,6 +161,11 @@ JS = f"""
     addEventListener("click", (event) => {{
         const draws = event.target.closest("button.primary, .examples button");
         if (event.detail > 1 && draws) event.stopImmediatePropagation();
+        const section = event.target.closest("button.label-wrap")?.closest(".block");
+        if (!section) return;
+        const grown = new ResizeObserver(() => section.scrollIntoView({{block: "nearest", behavior: "smooth"}}));
+        grown.observe(section);
+        setTimeout(() => grown.disconnect(), 1000);
     }}, true);
     for (const name of ["dragover", "drop"]) addEventListener(name, (event) => {{
         if (!event.dataTransfer.types.includes("Files") || event.target.closest("#upload")) return;

@@ -18,6 +18,7 @@ from fastdiff.ui.queueing.queue import Job, Queue, State
 
 CANCELLED = "Cancelled. Finished pictures are kept; the current step may still finish."
 FAILED = "The run failed; its finished pictures are kept. The server's log has the reason."
+UNSENT = "The server did not take this run. Press the button again; if that does not help, reload the page."
 SOON, LATER = 0.25, 2.0  # seconds between two looks at the queue, while the user has runs and otherwise
 MAX_SUBJECT = 60  # characters of a prompt in the list of runs
 Updates = dict[Block, Any]
@@ -27,9 +28,12 @@ QUICK: dict[str, Any] = {
     "api_visibility": "private",
 }  # options of events that compute nothing
 
-_SHOW_STAGE = """() => {
+# Show the stage. Gradio says nothing if the request of a run does not reach the server.
+_BEGIN = """async () => {
     [...document.querySelectorAll(".stage-column")].find((stage) => stage.checkVisibility())
         ?.scrollIntoView({block: "nearest", behavior: "smooth"});
+    const answer = await fetch(`.${window.gradio_config.api_prefix}/app_id`).catch(() => null);
+    return answer ? {__type__: "update"} : UNSENT;
 }"""
 # The list may move under the mouse: a click counts if the button was pressed for the same run.
 _PRESS = """
@@ -117,18 +121,18 @@ def list_runs(queue: Queue, owner: str) -> str:
 
 @dataclass(frozen=True)
 class RunControls:
-    """The button that starts a run, and the list of the user's runs."""
+    """The button that starts a run, the list of the user's runs, and the line that says why a run was refused."""
 
     start: gr.Button
     runs: gr.HTML
+    refusal: gr.HTML  # not the status line, which tells of the run that is drawn
 
     @classmethod
     def build(cls, name: str) -> "RunControls":
         with gr.Column(elem_classes="actions"):
-            return cls(
-                gr.Button(name, variant="primary", min_width=100, elem_id=name.lower()),
-                gr.HTML(js_on_load=_PRESS, apply_default_css=False, padding=False, elem_id=f"{name.lower()}-runs"),
-            )
+            runs = gr.HTML(js_on_load=_PRESS, apply_default_css=False, padding=False, elem_id=f"{name.lower()}-runs")
+            refusal = gr.HTML(apply_default_css=False, padding=False)
+            return cls(gr.Button(name, variant="primary", min_width=100, elem_id=name.lower()), runs, refusal)
 
     @property
     def press(self) -> str:
@@ -140,24 +144,25 @@ class RunControls:
         typed: Sequence[gr.Textbox | gr.Number],
         add: Callable[..., Updates],
         inputs: set[Component],
-        status: Component,
         timer: gr.Timer,
     ) -> None:
         """Connect the button to `add`, which checks a run and adds it to the queue.
 
-        Enter in one of the `typed` fields presses the button. status: the line that shows which of PROBLEMS `add`
-        raised. timer: looks at the queue, soon after a run was added.
+        Enter in one of the `typed` fields presses the button. A line above it says which of PROBLEMS `add` raised, or
+        that the server did not answer. timer: looks at the queue, soon after a run was added.
         """
 
         @functools.wraps(add)
         def explained(*args: Any) -> Updates:
             try:
-                return {**add(*args), timer: gr.Timer(SOON)}
+                return {**add(*args), timer: gr.Timer(SOON), self.refusal: ""}
             except PROBLEMS as error:
-                return {status: problem(error)}
+                return {self.refusal: problem(error)}
 
         for field in typed:
             field.submit(None, js=self.press, **QUICK)
-        self.start.click(None, js=_SHOW_STAGE, **QUICK)
+        unsent = f"`{problem(InputError(UNSENT))}`"
+        self.start.click(None, None, self.refusal, js=_BEGIN.replace("UNSENT", unsent), **QUICK)
         # the run checks its values itself, and its error names the wrong one
-        self.start.click(explained, {*inputs}, [status, timer], preprocess=False, **QUICK)
+        added = self.start.click(explained, {*inputs}, [self.refusal, timer], preprocess=False, **QUICK)
+        added.failure(None, None, self.refusal, js=f"() => {unsent}", **QUICK)

@@ -1,5 +1,6 @@
 """Browser tests of the stage: one picture fills it with sharp pixels, the others are in a strip beside it."""
 
+import json
 import re
 
 import pytest
@@ -34,7 +35,7 @@ DISPLAYED = """
 })
 """
 PLACES = """
-() => [...document.querySelectorAll("#gallery, #gallery-view")]
+() => [...document.querySelectorAll("#generate, #gallery, #gallery-view")]
     .map((each) => Math.round(each.getBoundingClientRect().y))
 """  # of elements that must not move
 
@@ -56,12 +57,15 @@ def test_a_small_picture_fills_the_stage_by_a_whole_factor(open_page, size):
     assert shown["rendering"] == "pixelated"
 
 
-def test_the_preview_is_as_large_as_the_picture_will_be(page):
+def test_the_preview_is_as_large_as_the_picture_will_be(page, slow_steps):
+    slow_steps.seconds = 100  # otherwise the run may end between two looks at the server
     generate(page)
+    slow_steps.turns.release()
     image = page.locator("#preview img").first
     image.wait_for()
     place, drawn = image.bounding_box(), image.evaluate(DISPLAYED)
     before = page.evaluate(PLACES)
+    slow_steps.turns.release(100)
     wait_for_status(page, "Drew 1 picture")
     assert page.evaluate(PLACES) == before
     finished = on_stage(page).evaluate(DISPLAYED)
@@ -194,9 +198,9 @@ def test_on_a_phone_the_finished_picture_scrolls_into_view(open_page):
 
 def test_one_line_says_how_far_the_run_is(page, slow_steps):
     generate(page, pictures=2, steps=4)
-    line = re.compile(r"Picture 1 of 2, step \d of 4, [\d.]+ pictures/s, \d+ s left$")
+    line = re.compile(r"^Picture 1 of 2, step \d of 4, [\d.]+ pictures/s, \d+ s left$")
     page.locator("#status [role=progressbar]").wait_for()
-    assert line.search(page.locator("#status").inner_text().strip())
+    assert line.match(page.locator("#status").inner_text().strip())
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
@@ -254,6 +258,8 @@ def test_generate_tells_of_a_lost_server_and_the_page_comes_back_with_it(page):
     page.get_by_label("Seed").first.fill("5")
     page.context.set_offline(True)
     page.locator("#generate").click()
+    refusal = page.locator(".actions [role=alert]").locator("visible=true")
+    refusal.filter(has_text="The server did not take this run").wait_for()
     page.locator("#status [role=alert]").get_by_text("restart the server; then press the button again").wait_for()
     page.context.set_offline(False)
     wait_for_status(page, "Choose what to draw")
@@ -279,3 +285,52 @@ def test_settings_are_copied_as_text(page):
     until(page, lambda: page.evaluate("navigator.clipboard.readText()"))
     text = page.evaluate("navigator.clipboard.readText()")
     assert text.startswith("fluent-3d smiling faces\nSteps: 1, Sampler: DDIM, ") and "Seed: 5, Size: 64x64" in text
+
+
+def test_a_run_that_cannot_be_sent_says_so_beside_the_button_also_while_another_is_drawn(page, slow_steps):
+    slow_steps.seconds = 100
+    generate(page, seed=1, steps=9)
+    page.locator("#generate-runs li").wait_for()
+    refusal = page.locator(".actions [role=alert]").locator("visible=true")
+
+    def refuse(route) -> None:
+        if json.loads(route.request.post_data)["fn_index"] == event:
+            answer(route)
+        else:
+            route.continue_()
+
+    event = page.evaluate("""() => {
+        const {components, dependencies} = window.gradio_config;
+        const {id} = components.find((each) => each.props.elem_id === "generate");
+        return dependencies.find((each) => each.backend_fn && each.targets.some(([own]) => own === id)).id;
+    }""")
+    for answer in (  # noqa: B007  # `refuse` calls it
+        lambda route: route.fulfill(status=500, body="Internal Server Error"),
+        lambda route: route.fulfill(status=413, json={"detail": "too large"}),
+    ):
+        page.route("**/gradio_api/run/predict*", refuse)
+        page.locator("#generate").click()
+        refusal.filter(has_text="The server did not take this run. Press the button again").wait_for()
+        page.wait_for_timeout(1000)  # the next looks at the queue leave it there
+        assert refusal.count() == 1 and page.locator("#generate-runs li").count() == 1
+        page.unroute("**/gradio_api/run/predict*")
+        slow_steps.turns.release()
+        page.locator("#status [role=progressbar]").wait_for()
+        page.locator("#generate").click()
+        until(page, lambda: page.locator("#generate-runs li").count() == 2)
+        assert refusal.count() == 0
+        page.get_by_role("button", name="Cancel").locator("visible=true").last.click()
+        until(page, lambda: page.locator("#generate-runs li").count() == 1)
+
+
+def test_a_wrong_value_is_told_while_another_run_is_drawn(page, slow_steps):
+    slow_steps.seconds = 100
+    generate(page, seed=1, steps=5)
+    page.locator("#generate-runs li").wait_for()
+    generate(page, seed=-2, steps=5)
+    refusal = page.locator(".actions [role=alert]").locator("visible=true")
+    refusal.filter(has_text="Seed: -2 is not a whole number").wait_for()
+    for step in (1, 2):
+        slow_steps.turns.release()
+        page.locator("#status").get_by_text(f"Step {step} of 5").wait_for()
+    assert refusal.count() == 1
