@@ -1,4 +1,4 @@
-"""The command line, one module per command: `fastdiff sample`, `bulk`, `status`, `info`, `models`, `verify`,
+"""The command line, one module per command: `fastdiff sample`, `bulk`, `status`, `info`, `models`, `convert`, `verify`,
 `bench`, `ui`, `doctor`, `tune`, `warm`, `completion`.
 
 These modules only parse and print. They import torch only where they need it, so help and errors appear at once.
@@ -12,7 +12,22 @@ import sys
 from collections.abc import Sequence
 
 from fastdiff import __version__
-from fastdiff.cli import bench, bulk, completion, doctor, info, models, sample, status, streams, tune, ui, verify, warm
+from fastdiff.cli import (
+    bench,
+    bulk,
+    completion,
+    convert,
+    doctor,
+    info,
+    models,
+    sample,
+    status,
+    streams,
+    tune,
+    ui,
+    verify,
+    warm,
+)
 from fastdiff.cli.arguments import Parser
 from fastdiff.cli.interruption import CTRL_C, EXIT_CODE
 from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
@@ -22,7 +37,8 @@ _COMMANDS = {
     "bulk": (bulk, "draw many pictures on all GPUs of one or more hosts"),
     "status": (status, "show the progress of a bulk run"),
     "info": (info, "print the settings stored in a PNG, or what a safetensors file is"),
-    "models": (models, "list bundled and cached models, or show the details of one"),
+    "models": (models, "list the models that are here, or show the details of one"),
+    "convert": (convert, "write the diffusers folder of a safetensors file"),
     "verify": (verify, "check a model's results against diffusers"),
     "bench": (bench, "time a model's denoiser in fastdiff and in diffusers"),
     "ui": (ui, "serve a web page for drawing pictures"),

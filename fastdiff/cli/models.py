@@ -1,10 +1,13 @@
-"""`fastdiff models`: list bundled and cached models, or show one model's labels, prompts and defaults."""
+"""`fastdiff models`: list the models that are here, or show one model's labels, prompts and defaults."""
 
 import argparse
 from pathlib import Path
 
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.single_files.cards import file_card
+from fastdiff.checkpoints.single_files.listing import VARIABLE, find_models, models_folder
+from fastdiff.checkpoints.single_files.reading import is_single_file, read_single_file
 from fastdiff.cli.streams import printable, require_stdout
 from fastdiff.errors import InputError, in_one_line
 
@@ -13,22 +16,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="NAME", help="show this model's labels, example prompts and defaults"
     )
+    parser.add_argument("--models-dir", metavar="DIR", help=f"also list the models in DIR (default: ${VARIABLE})")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the list or the model. InputError for a model that does not exist."""
     require_stdout()
     if args.model is None:
-        _list_models()
+        _list_models(models_folder(args.models_dir))
+    elif is_single_file(args.model):
+        _show_model(file_card(args.model))
     else:
         _show_model(ModelCard.read(args.model, hub.resolve(args.model, local_files_only=True)))
     return 0
 
 
-def _list_models() -> None:
+def _list_models(mine: Path | None) -> None:
     for origin, found in (("bundled", hub.bundled_models()), ("cached", hub.cached_models())):
         for name, folder in found.items():
             print(printable(f"{name:<40} {origin:<8} {_summary(name, folder)}"))
+    for path in () if mine is None else find_models(mine):
+        origin = "folder" if path.is_dir() else "file"
+        print(printable(f"{path!s:<40} {origin:<8} {_summary(str(path), path)}"))
 
 
 def _show_model(card: ModelCard) -> None:
@@ -46,7 +55,7 @@ def _show_model(card: ModelCard) -> None:
 
 def _summary(name: str, folder: Path) -> str:
     try:
-        return _described(ModelCard.read(name, folder))
+        return read_single_file(folder).summary if is_single_file(folder) else _described(ModelCard.read(name, folder))
     except InputError as error:
         return f"unusable: {error}"
     except Exception as error:  # one broken model must not hide the others

@@ -6,6 +6,7 @@ import shutil
 
 from fastdiff import cli
 from fastdiff.checkpoints.model_card import ModelCard
+from tests.checkpoints.single_files import headers
 
 
 def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model, refused):
@@ -54,3 +55,26 @@ def test_an_error_that_nobody_thought_of_stops_no_list(monkeypatch, capsys):
     assert cli.main(["models"]) == 0
     listed = capsys.readouterr().out
     assert "unusable: KeyError: 'surprise'\n" in listed and "\nemoji64-dit " in listed
+
+
+def test_the_models_of_a_folder_are_listed_with_what_each_is(here, tmp_path, monkeypatch, refused, text_folder):
+    mine = tmp_path / "mine"
+    (mine / "loras").mkdir(parents=True)
+    shutil.copytree(text_folder("sd1"), mine / "painter")
+    headers.write(mine / "sdxl.safetensors", headers.SDXL)
+    headers.write(mine / "loras" / "style.safetensors", {"lora_unet_mid_block.lora_up.weight": (2, 2)})
+    (mine / "broken.safetensors").write_bytes(b"1234")
+    monkeypatch.setenv("FASTDIFF_MODELS", str(mine))
+    by_variable = here("models").stdout
+    monkeypatch.delenv("FASTDIFF_MODELS")
+    assert "sdxl" not in here("models").stdout
+    listed = here("models", "--models-dir", mine).stdout
+    assert listed == by_variable
+    for pattern in (
+        r"mine/painter +folder +16x16, pndm, draws from prompts",
+        r"mine/sdxl\.safetensors +file +checkpoint of Stable Diffusion XL$",
+        r"mine/loras/style\.safetensors +file +unusable: is a LoRA",
+        r"mine/broken\.safetensors +file +unusable: .*truncated",
+    ):
+        assert re.search(pattern, listed, re.MULTILINE), pattern
+    refused(here("models", "--models-dir", tmp_path / "none"), "--models-dir: .* is not a folder")

@@ -49,6 +49,11 @@ class SingleFile:
             raise InputError(f"{self.path} {self.refusal}")
 
     @property
+    def summary(self) -> str:
+        """The kind in a line of a list, with what fastdiff cannot load marked."""
+        return self.kind if self.refusal is None else f"unusable: {self.refusal}"
+
+    @property
     def is_whole(self) -> bool:
         """Whether the file has a U-Net and all text encoders of its base. A VAE can come from another file."""
         encoders = {mark.part for mark in MARKS if mark.base == self.base and self.base}

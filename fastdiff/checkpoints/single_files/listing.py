@@ -1,0 +1,38 @@
+"""Find the models below a folder of the user: model folders in diffusers' layout, and single files."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fastdiff.checkpoints.single_files.reading import SUFFIXES
+from fastdiff.errors import InputError
+
+VARIABLE = "FASTDIFF_MODELS"  # the environment variable with the folder
+MAX_DEPTH = 3  # folders below the models folder
+
+
+def models_folder(given: str | Path | None) -> Path | None:
+    """Return the folder of the user's models: the given one or FASTDIFF_MODELS. InputError if it does not exist."""
+    name = given or os.environ.get(VARIABLE)
+    if not name:
+        return None
+    if not os.path.isdir(name):
+        source = "--models-dir" if given else VARIABLE
+        raise InputError(f"{source}: {name} is not a folder; give the folder that contains your models")
+    return Path(name)
+
+
+def find_models(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
+    """Yield the model folders and single files at most `depth` levels below `folder`, sorted.
+
+    Model folders are not searched, and folders that cannot be read are left out.
+    """
+    try:
+        children = sorted(folder.iterdir())
+    except OSError:
+        return
+    for child in children:
+        if os.path.isfile(child / "model_index.json") or child.suffix.lower() in SUFFIXES:
+            yield child
+        elif depth > 1 and os.path.isdir(child) and not os.path.islink(child):
+            yield from find_models(child, depth - 1)
