@@ -16,7 +16,7 @@ from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.notices import find_notices
 from fastdiff.ui.drawing import Drawn, Session, draw, prepare
 from fastdiff.ui.engine import Engine
-from fastdiff.ui.gallery import GRID, Panel, SaveGrid, Stage, required
+from fastdiff.ui.gallery import GRID, Panel, SaveGrid, Stage, captioned, required
 from fastdiff.ui.parts.examples import build_examples, example_of, fit_examples
 from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, number_of_pictures, problem
@@ -152,7 +152,7 @@ class DrawTab:
             return {}
         session.drawn, session.run = pictures, job.views[0].run
         is_first = (is_new or AXES in pictures[0].record) and view != GRID
-        updates = self.stage.show(pictures, 0 if is_first else None) | self.save.show(session)
+        updates = self.stage.show(captioned(pictures), 0 if is_first else None) | self.save.show(session)
         return updates | (self.panel.show(pictures[0]) if is_first else {})
 
     @property

@@ -43,6 +43,7 @@ class Session:
         self.drawn: list[Drawn] = []  # the pictures of the Draw tab, in order; a sheet comes before its pictures
         self.listed: list[Drawn] = []  # the pictures that the History tab shows
         self.search = Search()  # of the History tab
+        self.selected: list[Drawn] | None = None  # there, in the order of selection; None: one is chosen at a time
         self.deletion: tuple[str, float] | None = None  # the last one in History, and until when Undo is offered
         self.shown: tuple[str, int] | None = None  # the job whose pictures Draw shows, and how many
         self.sent: dict[Any, Any] = {}  # the last updates of components that show the queue

@@ -50,10 +50,10 @@ _VARIED = {  # settings that can differ between pictures, and how a caption show
     "height": "{} high",
 }
 ONE, _, GRID = VIEWS = ("One", "Pixels", "Grid")
-_CLOSE = f"(view) => ({{__type__: 'update', ...(view === '{GRID}' ? {{selected_index: null}} : {{}})}})"
+CLOSE = f"(view) => ({{__type__: 'update', ...(view === '{GRID}' ? {{selected_index: null}} : {{}})}})"
 _COPY = """() => navigator.clipboard.writeText(
     [...document.querySelectorAll("dl[data-text]")].find((each) => each.checkVisibility()).dataset.text)"""
-_DOWNLOAD = """(file) => {
+DOWNLOAD = """(file) => {
     if (!file) return;
     const link = document.createElement("a");
     link.href = file.url;
@@ -90,21 +90,24 @@ class Stage:
             views = gr.Radio(VIEWS, value=view, label="View", container=False, elem_id=f"{elem_id}-view")
         return cls(gallery, views, bar)
 
-    def show(self, pictures: Sequence[Drawn], place: int | None = None) -> Updates:
-        """Show `pictures`, and the one at `place` on the stage; None leaves the stage as it is."""
+    def show(self, captioned: Sequence[tuple[str, str]], place: int | None = None) -> Updates:
+        """Show pictures with captions, and the one at `place` on the stage; None leaves the stage as it is."""
         chosen: dict[str, Any] = {} if place is None else {"selected_index": place}
-        return {self.gallery: gr.update(value=gallery_value(pictures), **chosen)}
+        return {self.gallery: gr.update(value=captioned, **chosen)}
 
 
-def gallery_value(pictures: Sequence[Drawn]) -> list[tuple[str, str]]:
+def captioned(pictures: Sequence[Drawn], *, of_many_runs: bool = False) -> list[tuple[str, str]]:
     """Return (file, caption) pairs. Files keep the settings inside them; a caption is also the alt text."""
     records = [drawn.record for drawn in pictures if not _is_of_many(drawn.record)]
     varied = [key for key in _VARIED if len({str(record.get(key)) for record in records}) > 1]
-    return [(str(drawn.path), _caption(drawn.record, varied)) for drawn in pictures]
+    return [(str(drawn.path), _caption(drawn.record, varied, of_many_runs)) for drawn in pictures]
 
 
-def _caption(record: Mapping[str, Any], varied: Sequence[str]) -> str:
-    """Return the seed, the settings that differ, and then the label or prompt, because a tile cuts off the end."""
+def _caption(record: Mapping[str, Any], varied: Sequence[str], of_many_runs: bool) -> str:
+    """Return the seed, the settings that differ, and the label or prompt, which is first among pictures of many runs.
+
+    A tile cuts off the end.
+    """
     subject = record.get("label") if record.get("prompt") is None else record["prompt"]
     if AXES in record:
         axes = Axes.from_record(record[AXES], "the sheet")
@@ -115,7 +118,8 @@ def _caption(record: Mapping[str, Any], varied: Sequence[str]) -> str:
     name = "" if subject is None else textwrap.shorten(str(subject), MAX_SUBJECT, placeholder="…")
     values = [_VARIED[key].format(record[key]) for key in varied if record.get(key) is not None]
     values = ["1 step" if value == "1 steps" else value for value in values]
-    return ", ".join(filter(None, [f"seed {record['seed']}", *values, name]))
+    differing = [f"seed {record['seed']}", *values]
+    return ", ".join(filter(None, [name, *differing] if of_many_runs else [*differing, name]))
 
 
 def _is_of_many(record: Mapping[str, Any]) -> bool:
@@ -164,7 +168,7 @@ class Panel:
         def show(session: Session, now: str, event: gr.SelectData) -> Updates:
             shown = pictures(session)
             panel = self.show(shown[event.index]) if 0 <= event.index < len(shown) else self.hide()
-            return panel | {view: ONE if now == GRID else gr.skip()}
+            return panel | {view: ONE if now == GRID and shown else gr.skip()}
 
         def change(session: Session, now: str, chosen: Drawn | None) -> Updates:
             shown = pictures(session)
@@ -176,7 +180,7 @@ class Panel:
         gallery.select(show, [session, view], [*self.components, view], **QUICK)
         gallery.preview_close(lambda: {view: GRID, **self.hide()}, None, [view, self.box, self.chosen], **QUICK)
         view.input(change, [session, view, self.chosen], [gallery, *self.components], **QUICK)
-        view.input(None, view, gallery, js=_CLOSE, **QUICK)  # Gradio leaves None out of an update from Python
+        view.input(None, view, gallery, js=CLOSE, **QUICK)  # Gradio leaves None out of an update from Python
 
     def show(self, drawn: Drawn) -> Updates:
         return {
@@ -235,9 +239,7 @@ class SaveGrid:
                 return {self.file: None, status: problem(error)}
             return {self.file: str(path), status: note("Saved grid.png; it is also in History")}
 
-        self.button.click(save, session, [self.file, status], **QUICK).then(
-            None, self.file, None, js=_DOWNLOAD, **QUICK
-        )
+        self.button.click(save, session, [self.file, status], **QUICK).then(None, self.file, None, js=DOWNLOAD, **QUICK)
 
     def show(self, session: Session) -> Updates:
         """Show the button if the run has several pictures."""

@@ -11,7 +11,7 @@ import pytest
 from fastdiff.errors import DeviceLostError, InputError
 from fastdiff.runs import files
 from fastdiff.ui.drawing import Drawn, Session
-from fastdiff.ui.gallery import gallery_value, settings_table
+from fastdiff.ui.gallery import captioned, settings_table
 from fastdiff.ui.parts.messages import explain, note, problem
 from fastdiff.ui.serving.store import MAX_AGE, Store, new_folder
 
@@ -44,7 +44,7 @@ def test_the_oldest_folders_make_room(upload_folder):
 
 
 def test_captions_are_seeds():
-    assert gallery_value([drawn(7)]) == [("7.png", "seed 7")]
+    assert captioned([drawn(7)]) == [("7.png", "seed 7")]
 
 
 def test_settings_are_escaped_and_complete():

@@ -57,7 +57,7 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 
 /* A picture in its frame: a large one is scaled down to fit, a small one is enlarged by an integer factor. */
 :root { --stage: min(68vh, 600px, 112vw) }
-#history { --stage: clamp(280px, 100vh - 280px, 112vw) }  /* above the fold */
+#history { --stage: clamp(280px, 100vh - 370px, 112vw) }  /* above the fold */
 .stage .media-button, .stage .thumbnail-lg, .frame {
     container-type: size; display: grid; place-items: center; place-content: center; overflow: hidden }
 .stage .preview::before { opacity: 1 !important }
@@ -77,6 +77,8 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
     width: round(down, max(2 * var(--w), 200cqw), var(--w)) !important; max-width: none;
     height: auto !important; border-radius: 0; image-rendering: pixelated }
 .stage-column:has(input[value="Grid"]:checked) .stage .preview { display: none }
+.stage .thumbnail-lg:has(img[alt^="✓"]) { outline: 3px solid var(--primary-500); outline-offset: -3px }
+.stage-column:has(input[value="Grid"]:checked) :is(#previous, #next) { display: none }
 .stage .empty svg, .enlarged .empty svg { display: none }
 .stage .empty::after, .enlarged .empty::after {
     content: "The picture appears here"; color: var(--body-text-color-subdued) }
@@ -151,8 +153,14 @@ JS = f"""
         const button = [...document.querySelectorAll("button.primary")].find((each) => each.checkVisibility());
         if (draws && !event.repeat) button?.click();
         if (!["Escape", "ArrowLeft", "ArrowRight"].includes(event.code)) return;
-        if (event.target.closest("input, textarea, [role=tablist], .preview")) return;
+        if (event.target.closest("input, textarea, [role=tablist]")) return;
         const stage = [...document.querySelectorAll(".stage .preview")].find((each) => each.checkVisibility());
+        const step = {{ArrowLeft: "#previous", ArrowRight: "#next"}}[event.code];
+        if (step && stage?.closest("#history")) {{  // its pictures go on across pages
+            event.stopPropagation();
+            return document.querySelector(step).click();
+        }}
+        if (event.target.closest(".preview")) return;
         stage?.dispatchEvent(new KeyboardEvent("keydown", {{code: event.code, bubbles: true}}));
     }}, true);
     addEventListener("keypress", (event) => {{
