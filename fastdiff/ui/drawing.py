@@ -1,11 +1,14 @@
 """Drawing for the page: check a request, draw it step by step, write PNG files, and keep them in the session."""
 
+import math
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from PIL import Image
 
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
@@ -15,7 +18,7 @@ from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.names import cell_names
 from fastdiff.runs.output import Output, columns_of
 from fastdiff.runs.resuming import load_picture
-from fastdiff.runs.sheet import ContactSheet
+from fastdiff.runs.sheet import MAX_SHEET_PIXELS, ContactSheet
 from fastdiff.runs.writing import write_beside
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.history.search import Search
@@ -23,6 +26,8 @@ from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.serving.store import Shelf, Store
 
+MOST_PIXELS = MAX_SHEET_PIXELS // 4  # of all pictures of a grid; margins and an incomplete last row add to them
+GONE = "a picture was deleted; select the pictures again"
 INTERVAL = 0.1  # seconds between two reported steps: a GPU can compute a thousand steps a second
 
 
@@ -123,3 +128,50 @@ def write_grid(run: Run, pictures: Sequence[Drawn]) -> Path:
         sheet.paste(place, load_picture(drawn.path, drawn.record))
     output, path = Output([], overwrite=True), pictures[0].path.parent / "grid.png"
     return output.write_grid(path, sheet.image, run, pictures[-1].record)  # type: ignore[arg-type]  # at least one
+
+
+def write_zip(folder: Path, shelf: Path, paths: Sequence[Path], most: int) -> Path:
+    """Write pictures of a shelf into FOLDER/pictures.zip, uncompressed, under their names on the shelf.
+
+    most: bytes. Raises InputError for more, or if a picture is gone.
+    """
+    target = folder / "pictures.zip"
+    try:
+        if sum(path.stat().st_size for path in paths) > most:
+            raise InputError(f"these pictures have more than {most / 2**20:,.0f} MiB; select fewer")
+        with zipfile.ZipFile(target, "w", strict_timestamps=False) as file:
+            for path in paths:
+                file.write(path, path.relative_to(shelf).as_posix())
+    except FileNotFoundError:
+        target.unlink(missing_ok=True)
+        raise InputError(GONE) from None
+    return target
+
+
+def write_loose_grid(folder: Path, paths: Sequence[Path]) -> Path:
+    """Write pictures of any runs into FOLDER/grid.png, row by row. A smaller one stands in the middle of its cell.
+
+    Raises InputError if the grid would be too large, or if a picture is gone.
+    """
+    try:
+        sizes = [_size(path) for path in paths]
+        cell = max(width for width, _ in sizes), max(height for _, height in sizes)
+        if len(paths) * cell[0] * cell[1] > MOST_PIXELS:
+            raise InputError(f"a grid of {len(paths)} pictures of this size is too large; select fewer")
+        sheet = ContactSheet(len(paths), math.ceil(math.sqrt(len(paths))))
+        for place, path in enumerate(paths):
+            with Image.open(path) as picture:
+                framed = Image.new("RGB", cell, "white")
+                left, top = ((most - own) // 2 for most, own in zip(cell, picture.size, strict=True))
+                framed.paste(picture.convert("RGB"), (left, top))
+            sheet.paste(place, framed)
+    except FileNotFoundError:
+        raise InputError(GONE) from None
+    assert sheet.image is not None  # at least one picture
+    sheet.image.save(folder / "grid.png")
+    return folder / "grid.png"
+
+
+def _size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as picture:
+        return picture.size

@@ -14,11 +14,10 @@ from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.requests.request import AXES
 from fastdiff.ui.draw_tab import DrawTab
-from fastdiff.ui.drawing import Drawn, Session
+from fastdiff.ui.drawing import Drawn, Session, write_loose_grid, write_zip
 from fastdiff.ui.gallery import CLOSE, DOWNLOAD, GRID, ONE, Panel, Stage, captioned, required
-from fastdiff.ui.history import exports
-from fastdiff.ui.history.search import Search
-from fastdiff.ui.history_fields import Filters, Selection
+from fastdiff.ui.history.index import Found
+from fastdiff.ui.history.search import MAX_QUERY, Search
 from fastdiff.ui.parts.axes import Axes
 from fastdiff.ui.parts.messages import PROBLEMS, note, number_of_pictures, problem
 from fastdiff.ui.parts.running import QUICK, Updates
@@ -29,6 +28,83 @@ MOST_SELECTED = 500  # pictures
 UNDO = 10.0  # seconds for which Undo is offered, at least
 REFRESH = 2.0  # seconds between two checks for new pictures while the tab is open
 FAVOURITE, SELECTED = "★ ", "✓ "  # before the captions of pictures
+NONE_SELECTED = "Click pictures to select them"
+ALL_MODELS, ALL_DAYS = ("All models", ""), ("All days", "")
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The fields that choose which pictures History shows."""
+
+    text: gr.Textbox
+    model: gr.Dropdown
+    day: gr.Dropdown
+    only_favourites: gr.Checkbox
+
+    @classmethod
+    def build(cls) -> "Filters":
+        """Build the fields inside a row, except the checkbox, which is rendered elsewhere."""
+        return cls(
+            gr.Textbox(
+                label="Search",
+                placeholder="Words of prompts and settings, or: seed 5",
+                max_length=MAX_QUERY,
+                scale=3,
+                min_width=220,
+                elem_id="history-search",
+            ),
+            gr.Dropdown([ALL_MODELS], value="", label="Model of the pictures", min_width=140),
+            gr.Dropdown([ALL_DAYS], value="", label="Day", min_width=140),
+            gr.Checkbox(label="Only favourites", container=False, scale=0, min_width=150, render=False),
+        )
+
+    @property
+    def fields(self) -> list[gr.Textbox | gr.Dropdown | gr.Checkbox]:
+        """The fields in the order of the arguments of `Search.of_page`."""
+        return [self.text, self.model, self.day, self.only_favourites]
+
+    def offer(self, found: Found) -> Updates:
+        """Offer the models and the days that the pictures have."""
+        return {
+            self.model: gr.update(choices=[ALL_MODELS, *((name, name) for name in found.models if name)]),
+            self.day: gr.update(choices=[ALL_DAYS, *((day, day) for day in found.days if day)]),
+        }
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The switch between one and several pictures, and the buttons that act on several."""
+
+    several: gr.Checkbox
+    box: gr.Column
+    count: gr.HTML
+    page: gr.Button
+    zip: gr.Button
+    grid: gr.Button
+    favourite: gr.Button
+    delete: gr.Button
+    file: gr.DownloadButton  # always hidden
+
+    @classmethod
+    def build(cls, several: gr.Checkbox) -> "Selection":
+        with gr.Column(visible=False, elem_id="selection") as box, gr.Row(equal_height=True):
+            count = gr.HTML(note(NONE_SELECTED))
+            page = gr.Button("Select this page", size="sm", min_width=120)
+            zip_ = gr.Button("Save as ZIP", size="sm", min_width=120)
+            grid = gr.Button("Save as one grid", size="sm", min_width=120)
+            favourite = gr.Button("Favourite all", size="sm", min_width=120)
+            delete = gr.Button("Delete all", size="sm", min_width=120)
+        return cls(several, box, count, page, zip_, grid, favourite, delete, gr.DownloadButton(visible=False))
+
+    @property
+    def components(self) -> list[Block]:
+        """The components that change with the selection."""
+        return [self.box, self.count]
+
+    def tell(self, count: int | None) -> Updates:
+        """Say how many pictures are selected. None: the user selects one at a time."""
+        text = NONE_SELECTED if not count else f"{count} selected"
+        return {self.box: gr.update(visible=count is not None), self.count: note(text)}
 
 
 @dataclass(frozen=True)
@@ -260,11 +336,11 @@ class HistoryTab:
     def write_zip(self, session: Session, request: gr.Request) -> Updates:
         """Write the selected pictures into a ZIP for the browser."""
         shelf = session.shelf(request).folder
-        return self._write(session, lambda folder, paths: exports.write_zip(folder, shelf, paths, self.kept))
+        return self._write(session, lambda folder, paths: write_zip(folder, shelf, paths, self.kept))
 
     def write_grid(self, session: Session) -> Updates:
         """Write the selected pictures into one picture for the browser."""
-        return self._write(session, exports.write_grid)
+        return self._write(session, write_loose_grid)
 
     def _write(self, session: Session, write: Callable[[Path, list[Path]], Path]) -> Updates:
         try:
