@@ -15,7 +15,7 @@ OPERATIONS = (
     "attention", "conv2d", "denoise", "from_int8", "geglu", "group_norm", "layer_norm", "linear", "scale_input",
     "swiglu", "to_fp8",
 )  # fmt: skip
-ON_CPU = ("models_cpu", "png", "precision_pictures", "text_to_image_cpu")  # no Triton kernel runs there
+ON_CPU = ("cpu", "models_cpu", "png", "precision_pictures", "text_to_image_cpu")  # no Triton kernel runs there
 
 
 def code_hash(result: str) -> str | None:
