@@ -49,7 +49,7 @@ THREADS = (2, 1)
 WORKLOADS = [f"{model}_t{threads}" for model in MODELS for threads in THREADS]
 ROUNDS, SECONDS, BUSY_SECONDS = 6, 0.5, 2.0
 SPINS = "10000"  # as `_wait_briefly` in fastdiff/cli sets it
-NAMES = ("sample", "timesteps", "text")
+NAMES = ("sample", "timesteps", "condition")
 
 
 def main() -> None:

@@ -106,7 +106,8 @@ def openvino(folder: Path, arrays: Arrays, threads: int) -> Forward:
         "INFERENCE_PRECISION_HINT": "f32",  # otherwise bfloat16 where the CPU has it
     }
     model = ov.Core().compile_model(folder / "model.onnx", "CPU", options)
-    given = {each.any_name: arrays[each.any_name] for each in model.inputs}
+    names = [(each.names & arrays.keys()).pop() for each in model.inputs]  # an input may have other names too
+    given = [arrays[name] for name in names]
     return lambda: model(given)[0]
 
 

@@ -1,5 +1,7 @@
 """The torch functions of the references: compared with torch in float64, and the same bits with packed weights."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -149,6 +151,48 @@ def test_packed_weights_give_the_same_bits(randn, dtype, added):
         other = randn(2, rows, 24, dtype=dtype)
         for rest in ((None, other), (None, other, "mul")) if added else ((None,), ("gelu",)):
             assert torch.equal(cpu._product(*cpu._product.pack(*args, *rest)), cpu._product(*args, *rest))
+
+
+@pytest.fixture
+def in_threads():
+    """Call a function with 1, 2, 3, 4 and 8 threads, and return the results."""
+    before = torch.get_num_threads()
+
+    def call(function):
+        results = []
+        for threads in (1, 2, 3, 4, 8):
+            torch.set_num_threads(threads)
+            results.append(function())
+        return results
+
+    yield call
+    torch.set_num_threads(before)
+
+
+@DTYPES
+def test_convolutions_and_products_do_not_depend_on_the_number_of_threads(randn, dtype, in_threads):
+    if not cpu.by_onednn(torch.ones(1, dtype=dtype)):
+        pytest.skip(f"oneDNN does not compute in {dtype} on this CPU")
+    for pixels, channels, out in ((32, 48, 40), (16, 96, 64), (4, 256, 100)):
+        x, residual = randn(1, pixels, pixels, channels, dtype=dtype), randn(1, pixels, pixels, out, dtype=dtype)
+        weight, bias = randn(out, channels, 3, 3, dtype=dtype), randn(out, dtype=dtype)
+        tokens, columns = x.flatten(1, 2), weight[..., 0, 0].contiguous()
+        functions = (
+            partial(conv2d.reference, x, weight, bias, padding=1, residual=residual),
+            partial(linear.reference, tokens, columns, bias, residual=residual.flatten(1, 2)),
+            partial(linear.reference, tokens, columns, bias, activation="gelu"),
+            partial(geglu.reference, tokens, columns),
+        )
+        for function in functions:
+            first, *others = in_threads(function)
+            assert all(torch.equal(first, other) for other in others)
+
+
+def test_small_norms_do_not_depend_on_the_number_of_threads(randn, in_threads):
+    x = randn(1, 31, 33, 96)
+    assert x[0].shape[:2].numel() < 1024
+    first, *others = in_threads(lambda: group_norm.reference(x, 16, eps=1e-5))
+    assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
