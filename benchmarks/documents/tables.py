@@ -46,6 +46,25 @@ AIMS = {  # ms, of the workloads that have one
     "emoji64_b1": 0.35, "emoji64_b64": 2.1, "emoji64-dit_b1": 0.25, "dit_b2": 1.3, "dit_b32": 12.8, "sd15_b2": 3.2,
     "sd15_b16": 21.0, "sdxl_b2": 22.0,
 }  # fmt: skip
+CPU = {
+    f"{name}_t{threads}": f"{label}, {'one thread' if threads == 1 else 'two threads'}"
+    for name, label in {
+        "emoji64_b1": "emoji64, 1",
+        "emoji64_b2": "emoji64, 2",
+        "emoji64_b8": "emoji64, 8",
+        "emoji-sd_b2": "emoji-sd, 2",
+    }.items()
+    for threads in (2, 1)
+}
+CPU_PEERS = {
+    "fastdiff": "fastdiff",
+    "compile": "torch.compile",
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "channels_last": "eager, channels-last",
+    "eager": "eager",
+}
+CPU_CLASSES = ("convolutions", "products", "norms", "attention", "activations", "copies", "others", "rest")
 FIRST_PICTURE = {"cold": "cold", "warmed": "warmed", "again": "again", "warm": "`fastdiff warm`"}
 TRITONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
 
@@ -146,6 +165,44 @@ TABLES: dict[str, Table] = {
         chosen=lambda row: row.get("weights_bytes") is not None,
     ),
     "models-cpu": Table("models_cpu", times("ms", "fastdiff", "eager"), MODELS, "model, batch"),
+    "cpu": Table(
+        "cpu",
+        [
+            *(Column(label, of(f"{name}_ms"), least_is_bold=True) for name, label in CPU_PEERS.items()),
+            Column("fastdiff, bfloat16", of("bfloat16_ms")),
+            Column("load", of("load")),
+        ],
+        CPU,
+        "model, batch",
+    ),
+    "cpu-first": Table(
+        "cpu",
+        [
+            *(Column(label, of(f"{name}_first_s")) for name, label in CPU_PEERS.items()),
+            Column("export to ONNX", of("export_s")),
+        ],
+        {name: label for name, label in CPU.items() if name.endswith("t2")},
+        "model, batch",
+    ),
+    "cpu-busy": Table(
+        "cpu",
+        [
+            Column("fastdiff", of("fastdiff_busy_ms")),
+            Column("fastdiff, torch's waits", of("spinning_busy_ms")),
+            *(Column(CPU_PEERS[name], of(f"{name}_busy_ms")) for name in list(CPU_PEERS)[1:]),
+            Column("fastdiff idle", of("fastdiff_ms")),
+            Column("fastdiff idle, torch's waits", of("spinning_ms")),
+        ],
+        {name: label for name, label in CPU.items() if name.endswith("t2")},
+        "model, batch",
+    ),
+    "cpu-profile": Table(
+        "cpu",
+        [Column("forward", of("profile_whole_ms"))]
+        + [Column(name, of(f"profile_{name}_ms")) for name in CPU_CLASSES],
+        CPU,
+        "model, batch",
+    ),
     "profile": Table(
         "profile_models",
         [Column("forward", of("replay_us"))]

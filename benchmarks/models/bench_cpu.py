@@ -164,6 +164,7 @@ class Peer:
         for line in self._process.stdout:
             if line[:1] in "[{0123456789":  # libraries may print other lines
                 return json.loads(line)
+        self.end()
         raise SystemExit(f"{' '.join(map(str, self._process.args))} ended early")  # type: ignore[arg-type]
 
 
