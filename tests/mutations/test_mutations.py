@@ -31,6 +31,7 @@ def places() -> dict[str, tuple[str, ...]]:
         "kernels.host": ("kernels/host/",),
         "kernels.hopper": ("kernels/device/hopper/",),
         "kernels.plans": ("kernels/plans/",),
+        "single_files": ("fastdiff/checkpoints/",),
         "training": ("training/",),
         "documents": ("benchmarks/documents/", "benchmarks/harness/code.py"),
         "package": ("pyproject.toml", "fastdiff/__init__.pyi", ".ci/", ".github/"),
