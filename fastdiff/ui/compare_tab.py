@@ -202,4 +202,4 @@ def difference(a: Path, b: Path) -> str:
 def comparison_table(seconds: list[float], differ: str) -> str:
     lines = {"A took": f"{seconds[0]:.2f} s", "B took": f"{seconds[1]:.2f} s", "Pixel difference": differ}
     cells = "".join(f"<dt>{name}</dt><dd>{html.escape(value)}</dd>" for name, value in lines.items())
-    return f'<dl class="settings" role="status">{cells}</dl>'
+    return f'<div role="status"><dl class="settings">{cells}</dl></div>'

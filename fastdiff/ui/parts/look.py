@@ -20,6 +20,8 @@ CSS = """
 .settings { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 0 }
 .settings dt { color: var(--body-text-color-subdued) }
 .settings dd { margin: 0; overflow-wrap: anywhere; white-space: pre-line }
+:focus-visible { outline: 2px solid var(--primary-500) !important; outline-offset: 2px !important }
+:is([role="tab"], .thumbnail-small, .thumbnail-lg):focus-visible { outline-offset: -2px !important }  /* not cut off */
 .dark input[type="range"] { --neutral-200: var(--neutral-600) }  /* the rest of a slider's track */
 input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep the text off the arrow */
 .row:has(> .form:empty) { display: none }
@@ -144,7 +146,9 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 # dragover, drop: a file may be dropped anywhere.
 # focusin: Gradio would move the focus from the field in which the user types to a new picture.
 # click on a section's title: the section is laid out bit by bit when it opens; as much as possible of it is shown.
-# load: the style sheet scales a picture by its natural size, which is known once it is loaded.
+# load: the style sheet scales a picture by its natural size, which is known once it is loaded. Gradio gives the
+#   pictures of Compare no text for a screen reader; their label is one.
+# MutationObserver: Gradio has no roles for groups, and none for an empty stage. It builds a tab when it is opened.
 JS = f"""
 () => {{
     addEventListener("keydown", (event) => {{
@@ -191,6 +195,7 @@ JS = f"""
     }}, true);
     document.addEventListener("load", ({{target: image}}) => {{
         if (image.localName !== "img") return;
+        image.alt ||= image.closest(".enlarged")?.querySelector("[data-testid=block-label]")?.textContent.trim() ?? "";
         const [width, height] = [image.naturalWidth, image.naturalHeight];
         image.style.setProperty("--w", width + "px");
         image.style.setProperty("--ratio", width / height);
@@ -198,5 +203,17 @@ JS = f"""
         const fitsTwice = 2 * width <= clientWidth && 2 * height <= clientHeight;
         image.toggleAttribute("data-small", fitsTwice || Math.max(width, height) <= {SMALL});
     }}, true);
+    const name = (selector, role, label) => {{
+        for (const each of document.querySelectorAll(`${{selector}}:not([role])`)) {{
+            each.role = role;
+            each.ariaLabel = label(each);
+        }}
+    }};
+    new MutationObserver(() => {{
+        name(".empty[aria-label]", "img", () => "No picture yet");
+        name(".gr-group.seed", "group", () => "Random start");
+        name(".gr-group.steps", "group", () => "Number of steps");
+        name(".side:has(h3)", "group", (side) => "Settings of " + side.querySelector("h3").textContent);
+    }}).observe(document.body, {{childList: true, subtree: true}});
 }}
 """
