@@ -62,16 +62,20 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}{'' if message.endswith('?') else ';'} see {self.prog} --help")
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, *names: str, note: str) -> Callable[..., argparse.Action]:
+def add_model_arguments(
+    parser: argparse.ArgumentParser, *names: str, note: str, files: bool = False
+) -> Callable[..., argparse.Action]:
     """Add the arguments that all model commands share, and return the `add_argument` of their group.
 
     Args:
         names: the name or flags of the argument that takes the model.
         note: what to append to the help of that argument.
+        files: whether the model may be a single file.
     """
     add = parser.add_argument_group("model").add_argument
-    add(*names, metavar="MODEL", help=f"bundled name, folder, file or hub id{note}")
-    add("--config", metavar="FOLDER", help="of configs, for a file of another size")
+    add(*names, metavar="MODEL", help=f"bundled name, folder{', file' if files else ''} or hub id{note}")
+    if files:
+        add_file_arguments(add)
     add("--revision", help="branch, tag or commit of a hub model")
     add("--variant", help="weight file variant, such as fp16")
     add("--device", type=device, default=defaults.DEVICE, help=f"{DEVICES} (default: {defaults.DEVICE})")
@@ -80,14 +84,14 @@ def add_model_arguments(parser: argparse.ArgumentParser, *names: str, note: str)
 
 def add_file_arguments(add: Callable[..., argparse.Action]) -> None:
     """Add the arguments for models that are single files to the group of the model's."""
+    add("--config", metavar="FOLDER", help="of configs, for a file of another size")
     add("--vae", metavar="FILE", help="safetensors file with another VAE")
     choices = get_args(PredictionType)
     add("--prediction-type", choices=choices, metavar="NAME", help=f"of a file: {' or '.join(choices)}")
 
 
 def add_drawing_arguments(add: Callable[..., argparse.Action]) -> None:
-    """Add the arguments for single files, and for the model's dtype, precision and offloading, to its group."""
-    add_file_arguments(add)
+    """Add the arguments for the model's dtype, precision and offloading to its group."""
     dtypes = f"{', '.join(DTYPES)} (default: {defaults.DTYPE}, bfloat16 on a GPU)"
     add("--dtype", choices=DTYPES, metavar="NAME", help=dtypes)
     weights = f"weights: {', '.join(PRECISIONS)} (default: {defaults.PRECISION}); 8 bits halve the memory, fp8 "

@@ -31,7 +31,7 @@ FORMATS = ("png", "webdataset", "npz")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_picture_arguments(parser, labels="all of the model's", prompts="all of the model's examples", pictures="1")
-    add = add_model_arguments(parser, "-m", "--model", note=f" (default: {defaults.MODEL})")
+    add = add_model_arguments(parser, "-m", "--model", note=f" (default: {defaults.MODEL})", files=True)
     add_drawing_arguments(add)
     size = "pictures per batch; does not change the pictures (default: depends on their size)"
     add("-b", "--batch-size", type=count, metavar="N", help=size)

@@ -10,7 +10,6 @@ from fastdiff.cli.streams import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a safetensors file")
     parser.add_argument("-o", "--out", metavar="FOLDER", required=True, help="a new folder")
-    parser.add_argument("--config", metavar="FOLDER", help="of configs, for a file of another size")
     add_file_arguments(parser.add_argument)
 
 

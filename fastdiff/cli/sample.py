@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         pictures=f"1 per --prompt, else {COMMAND.pictures} in all",
     )
     add = add_model_arguments(
-        parser, "-m", "--model", note=f" (default: {defaults.MODEL} or {defaults.MODEL_OF_LABELS})"
+        parser, "-m", "--model", note=f" (default: {defaults.MODEL} or {defaults.MODEL_OF_LABELS})", files=True
     )
     add_drawing_arguments(add)
     add(
