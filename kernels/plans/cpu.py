@@ -147,13 +147,15 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor |
     """Return F.group_norm of pictures x (N, H, W, C), by torch.
 
     torch computes the variance from sums of squares, which cancel if the mean is large. Such pictures are normalised
-    again, without their mean.
+    again, without their mean. The others in the batch keep their bits.
     """
     y, mean, rstd = _group_norm(x.contiguous(), num_groups, weight, bias, eps)
-    if (mean * rstd).abs().max().item() <= MOST_MEAN:
-        return y
-    mean = mean.repeat_interleave(x.shape[-1] // num_groups, dim=1)
-    return _group_norm(x - mean[:, None, None, :], num_groups, weight, bias, eps)[0].to(x.dtype)
+    is_accurate = (mean * rstd).abs().amax(dim=1) <= MOST_MEAN
+    if not is_accurate.all():
+        mean = mean.repeat_interleave(x.shape[-1] // num_groups, dim=1)[:, None, None, :]
+        again = ~is_accurate
+        y[again] = _group_norm(x[again] - mean[again], num_groups, weight, bias, eps)[0].to(x.dtype)
+    return y
 
 
 def _group_norm(x: Tensor, num_groups: int, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:

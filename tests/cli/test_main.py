@@ -122,6 +122,7 @@ BAD = {
     "status": ["no-such"],
     "info": ["no-such.png"],
     "models": ["no-such"],
+    "convert": ["no-such.safetensors", "--out", "x"],
     "verify": ["no-such"],
     "bench": ["no-such"],
     "ui": ["--port", "99999"],

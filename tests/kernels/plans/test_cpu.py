@@ -132,7 +132,14 @@ def test_pictures_with_a_large_mean_are_normalised_again(randn, monkeypatch, mea
     norms, once = [], cpu._group_norm
     monkeypatch.setattr(cpu, "_group_norm", lambda *args: norms.append(once(*args)) or norms[-1])
     y = cpu.group_norm(randn(1, 9, 7, 24) + mean, 4, None, None, 1e-5)
-    assert len(norms) == calls and y is norms[-1][0]
+    assert len(norms) == calls and y is norms[0][0]
+
+
+def test_a_norm_does_not_depend_on_the_other_pictures(randn):
+    x = randn(3, 9, 7, 24) + torch.tensor([0.5, 3.0, 0.0])[:, None, None, None]
+    y = cpu.group_norm(x, 4, None, None, 1e-5)
+    for i in range(3):
+        assert torch.equal(y[i : i + 1], cpu.group_norm(x[i : i + 1], 4, None, None, 1e-5))
 
 
 @DTYPES
