@@ -83,16 +83,16 @@ class CompareTab:
             "Draw one seed with two settings, and see what the steps, the scheduler or the model change. "
             "To compare many values at once, use the X/Y sheet in the Draw tab."
         )
-        form = Form.build(engine.catalogue, card, limits)
-        controls = RunControls.build("Compare")
         status = gr.HTML(
             note("Choose two settings and press Compare."), elem_classes="status", min_height=60, padding=True
         )
         with gr.Row():
             results = Result.build("A"), Result.build("B")
+        form = Form.build(engine.catalogue, card, limits)
         slider = gr.ImageSlider(
             label="A and B (drag to compare)", format="png", interactive=False, max_height=400, visible=False
         )
+        controls = RunControls.build("Compare")
         tab = cls(engine, form, session, timer, controls, status, slider, results)
         tab._connect()
         return tab

@@ -6,7 +6,17 @@ import pytest
 
 from fastdiff.requests import png
 from fastdiff.ui.progress import SMALL
-from tests.ui.browser.actions import drop, fill, generate, more_settings, number, numbers, pick, wait_for_status
+from tests.ui.browser.actions import (
+    drop,
+    fill,
+    generate,
+    more_settings,
+    number,
+    numbers,
+    pick,
+    screenshot,
+    wait_for_status,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +61,25 @@ def test_each_side_has_a_live_preview_and_its_controls_on_one_line(page, slow_st
         lives.nth(i).locator("img").wait_for()
     page.locator("dl.settings").locator("visible=true").get_by_text("Pixel difference").wait_for()
     assert page.locator(".live img").count() == 0
+
+
+@pytest.mark.parametrize("width", [1280, 1440, 390])
+def test_pictures_stand_side_by_side_above_the_settings(page, tmp_path, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    page.get_by_role("tab", name="Compare").click()
+    fill(page, {numbers(page, "Steps").nth(i): "1" for i in (0, 1)})
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.locator("dl.settings").locator("visible=true").get_by_text("Pixel difference").wait_for()
+    one, other = (page.locator(".enlarged").locator("visible=true").nth(i).bounding_box() for i in (0, 1))
+    assert one["y"] == other["y"] and one["x"] + one["width"] <= other["x"]
+    assert other["x"] + other["width"] <= width
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    below = one["y"] + one["height"]
+    for name in ("Model", "Scheduler"):
+        fields = page.get_by_label(name, exact=True).locator("visible=true")
+        assert all(fields.nth(i).bounding_box()["y"] >= below for i in (0, 1))
+    page.evaluate("scrollTo(0, 0)")
+    screenshot(page, f"compare-{width}", tmp_path)
 
 
 def test_a_sheet_of_two_axes_is_drawn_and_restored_and_a_run_saved_as_a_grid(page, tmp_path):
