@@ -1,5 +1,7 @@
 """`fastdiff.report` of text-to-image pipelines. tests/kernels/host/test_recording.py tests everything else."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -33,14 +35,22 @@ def test_a_guided_step_is_a_prediction_of_both_halves_and_one_step(pipe, kind):
     assert count(report(pipe, guidance_scale=1.0), "conv2d") == count(alone, "conv2d")
 
 
+def operations(found: Report) -> Counter:
+    """Count the operations of each shape. Their torch functions differ: a norm calls more of them for a large mean."""
+    counts: Counter = Counter()
+    for row in found.rows:
+        counts[row.operation, row.shape, row.flop] += row.count
+    return counts
+
+
 @pytest.mark.slow
 def test_prompts_and_sizes_are_those_of_a_call(pipe):
     pipe = pipe("sdxl")
     assert isinstance(pipe, TextToImagePipeline)
     usual = report(pipe)
-    assert report(pipe, prompt="a cat", original_size=(64, 64)).rows == usual.rows
+    assert operations(report(pipe, prompt="a cat", original_size=(64, 64))) == operations(usual)
     embeds = {"prompt_embeds": torch.zeros(1, 24, 72), "pooled_prompt_embeds": torch.zeros(1, 24)}
-    assert report(pipe, **embeds).rows == usual.rows
+    assert operations(report(pipe, **embeds)) == operations(usual)
     assert report(pipe, height=16, width=32).what.startswith("TextToImagePipeline, 1x8x16x4")
     assert report(pipe, batch_size=2).flop == 2 * usual.flop
 

@@ -72,6 +72,7 @@ def test_the_first_click_draws(page):
 
 
 def test_progress_and_a_preview_that_sharpens(page, slow_steps):
+    slow_steps.seconds = 0.8  # the page looks every 0.25 s, and later on a busy machine
     generate(page, pictures=2, steps=5, batch_size=2)
     seen = [("", None)]
     while "Drew" not in seen[-1][0]:

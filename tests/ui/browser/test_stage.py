@@ -119,7 +119,7 @@ def test_captions_tell_runs_apart_and_say_what_is_shown(page):
     page.locator("#history .caption-label").nth(1).wait_for()
     images = page.locator("#history .thumbnail-lg img")
     assert [image.get_attribute("alt") for image in images.all()] == [
-        f"seed 5, {steps} step{'s' * (steps > 1)}, {label}" for steps in (2, 1)
+        f"{label}, seed 5, {steps} step{'s' * (steps > 1)}" for steps in (2, 1)
     ]
 
 

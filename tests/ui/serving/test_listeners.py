@@ -17,7 +17,7 @@ def test_a_call_without_a_listener_ends_and_lets_the_next_one_in(visit, slow_ste
     page, other = visit(), visit()
     assert page.http.post("/gradio_api/call/generate", json={"data": DATA}).status_code == 200
     assert "Drew 1 picture" in other.draw(Steps=2, Pictures=1)
-    assert 2 < len(slow_steps) < 2 + 12, "some of the first, all of the second"
+    assert 2 <= len(slow_steps) < 2 + 12, "at most some of the first, all of the second"
 
 
 @pytest.mark.slow
