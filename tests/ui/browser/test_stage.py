@@ -236,6 +236,7 @@ def test_generate_and_the_line_of_a_run_are_above_the_pictures(open_page, slow_s
 def test_cancel_is_there_while_something_is_drawn(page, slow_steps):
     cancel = page.get_by_role("button", name="Cancel").locator("visible=true")
     assert cancel.count() == 0
+    slow_steps.seconds = 1.0  # the page may look late on a busy machine
     generate(page, steps=3)
     cancel.wait_for()
     wait_for_status(page, "Drew 1 picture")
