@@ -174,8 +174,8 @@ class FromFolder(Saving, Surface, ABC):
             options: parts that replace the file's, as in `from_pretrained`.
 
         Raises:
-            InputError: the file is not a model that fastdiff runs, a part is missing, or an option is wrong. The other
-                errors are those of `from_pretrained`.
+            InputError: the file is not a model that fastdiff runs, a part is missing, or an option is wrong.
+                `from_pretrained` documents the other errors.
         """
         path = Path(checked_path("pretrained_model_link_or_path", pretrained_model_link_or_path))
         scheduler_name, part = read_scheduler(scheduler)

@@ -72,7 +72,7 @@ def test_zero_terminal_snr_sets_the_betas_and_the_spacing(tmp_path, shapes, name
 
 @pytest.mark.parametrize("name", ["sd1", "sd2-base", "sd2-v", "sdxl"])
 def test_the_shipped_configs_build_the_published_models(name):
-    """The numbers of parameters are those of the published models."""
+    """The published models have as many parameters."""
     from fastdiff.execution.devices import on_meta
     from fastdiff.models.clip import CLIPTextModel
 
