@@ -16,7 +16,7 @@ from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.notices import find_notices
 from fastdiff.ui.drawing import Drawn, Session, draw, prepare
 from fastdiff.ui.engine import Engine
-from fastdiff.ui.gallery import GRID, Panel, SaveGrid, Stage, captioned, required
+from fastdiff.ui.gallery import GRID, Panel, SaveRun, Stage, captioned, required
 from fastdiff.ui.parts.examples import build_examples, example_of, fit_examples
 from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, number_of_pictures, problem
@@ -46,7 +46,7 @@ class DrawTab:
     status: gr.HTML
     preview: gr.HTML
     stage: Stage
-    save: SaveGrid
+    save: SaveRun
     panel: Panel
 
     @classmethod
@@ -67,7 +67,7 @@ class DrawTab:
                     examples = build_examples(card)
                     stage = Stage.build("Pictures", "gallery")
                     with stage.bar:
-                        save = SaveGrid.build()
+                        save = SaveRun.build()
                 panel = Panel.build()
         upload = build_upload()
         tab = cls(engine, form, controls, examples, upload, session, timer, status, live, stage, save, panel)
@@ -84,7 +84,7 @@ class DrawTab:
         self.form.follow()
         self.form.boxes.offer_recent(self.session)
         self.form.axes.follow({*self.form.components}, self.form.request)
-        self.save.connect(self.session, self.status)
+        self.save.connect(self.session, self.status, self.form.limits.kept)
         self.examples.click(self.try_example, self.form.model, self.shown, **QUICK).success(
             None, js=self.controls.press, **QUICK
         )
@@ -158,7 +158,7 @@ class DrawTab:
     @property
     def followed(self) -> list[Block]:
         """The components that `follow` updates."""
-        return [self.status, self.preview, self.stage.gallery, self.save.button, *self.panel.components]
+        return [self.status, self.preview, self.stage.gallery, *self.save.components, *self.panel.components]
 
     def prepare(self, asked: UncheckedRequest) -> Run:
         """Return the requested run. Raises InputError like `drawing.prepare`."""

@@ -130,8 +130,8 @@ def write_grid(run: Run, pictures: Sequence[Drawn]) -> Path:
     return output.write_grid(path, sheet.image, run, pictures[-1].record)  # type: ignore[arg-type]  # at least one
 
 
-def write_zip(folder: Path, shelf: Path, paths: Sequence[Path], most: int) -> Path:
-    """Write pictures of a shelf into FOLDER/pictures.zip, uncompressed, under their names on the shelf.
+def write_zip(folder: Path, root: Path, paths: Sequence[Path], most: int) -> Path:
+    """Write pictures into FOLDER/pictures.zip, uncompressed, under their names relative to `root`.
 
     most: bytes. Raises InputError for more, or if a picture is gone.
     """
@@ -141,7 +141,7 @@ def write_zip(folder: Path, shelf: Path, paths: Sequence[Path], most: int) -> Pa
             raise InputError(f"these pictures have more than {most / 2**20:,.0f} MiB; select fewer")
         with zipfile.ZipFile(target, "w", strict_timestamps=False) as file:
             for path in paths:
-                file.write(path, path.relative_to(shelf).as_posix())
+                file.write(path, path.relative_to(root).as_posix())
     except FileNotFoundError:
         target.unlink(missing_ok=True)
         raise InputError(GONE) from None

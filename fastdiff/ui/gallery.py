@@ -1,9 +1,11 @@
-"""Finished pictures: the stage that shows them, the panel of the selected one, and the button that saves a grid."""
+"""Finished pictures: the stage that shows them, the panel of the selected one, and the buttons that save all."""
 
 import html
+import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -12,10 +14,11 @@ from gradio.blocks import Block
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.requests.request import AXES
-from fastdiff.ui.drawing import Drawn, Session, write_grid
+from fastdiff.ui.drawing import Drawn, Session, write_grid, write_zip
 from fastdiff.ui.parts.axes import Axes
-from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, problem
+from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, number_of_pictures, problem
 from fastdiff.ui.parts.running import QUICK, Updates
+from fastdiff.ui.serving.store import new_folder
 
 MAX_SUBJECT = 60  # characters of a label or prompt in a caption
 _SHOWN = {
@@ -84,7 +87,7 @@ class Stage:
             object_fit="contain",
             format="png",
             interactive=False,
-            buttons=["download", "download_all", "fullscreen"],
+            buttons=["download", "fullscreen"],  # download_all can lose its file on a busy machine
         )
         with gr.Row(equal_height=True) as bar:
             views = gr.Radio(VIEWS, value=view, label="View", container=False, elem_id=f"{elem_id}-view")
@@ -215,32 +218,66 @@ def settings_table(drawn: Drawn) -> str:
 
 
 @dataclass(frozen=True)
-class SaveGrid:
-    """The button that downloads the pictures of a run as one grid, which can be dropped onto the page again."""
+class SaveRun:
+    """The buttons that download the pictures of a run: as a ZIP, or as one grid that can be dropped onto the page."""
 
-    button: gr.Button
+    bar: gr.Row
+    zip: gr.Button
+    grid: gr.Button
     file: gr.DownloadButton  # always hidden
 
     @classmethod
-    def build(cls) -> "SaveGrid":
-        return cls(
-            gr.Button("Save as grid", size="sm", scale=0, min_width=160, visible=False, elem_id="save-grid"),
-            gr.DownloadButton(visible=False),
-        )
+    def build(cls) -> "SaveRun":
+        with gr.Row(visible=False, equal_height=True) as bar:
+            zip_ = gr.Button("Save as ZIP", size="sm", min_width=120, elem_id="save-zip")
+            grid = gr.Button("Save as grid", size="sm", min_width=120, elem_id="save-grid")
+        return cls(bar, zip_, grid, gr.DownloadButton(visible=False))
 
-    def connect(self, session: gr.State, status: gr.HTML) -> None:
-        def save(session: Session) -> Updates:
-            """Write the grid into the folder of the run, where History also finds it."""
+    def connect(self, session: gr.State, status: gr.HTML, most: int) -> None:
+        """Let the buttons save the pictures of `session`. most: bytes of files that are kept for downloads."""
+
+        def save(session: Session, write: Callable[[Session], Path], said: str) -> Updates:
             try:
-                if session.run is None or not session.drawn:
-                    raise InputError("no run to save; draw several pictures first")
-                path = write_grid(session.run, session.drawn)
+                path = write(session)
             except PROBLEMS as error:
                 return {self.file: None, status: problem(error)}
-            return {self.file: str(path), status: note("Saved grid.png; it is also in History")}
+            return {self.file: str(path), status: note(said)}
 
-        self.button.click(save, session, [self.file, status], **QUICK).then(None, self.file, None, js=DOWNLOAD, **QUICK)
+        def save_zip(session: Session) -> Updates:
+            """Write the files of the run into a ZIP for the browser."""
+            said = f"Saved {number_of_pictures(len(session.drawn))} as a ZIP"
+            return save(session, lambda session: _write_zip(session, most), said)
+
+        def save_grid(session: Session) -> Updates:
+            """Write the grid into the folder of the run, where History also finds it."""
+            return save(session, _write_grid, "Saved grid.png; it is also in History")
+
+        for button, write in ((self.zip, save_zip), (self.grid, save_grid)):
+            button.click(write, session, [self.file, status], **QUICK).then(None, self.file, None, js=DOWNLOAD, **QUICK)
+
+    @property
+    def components(self) -> list[Block]:
+        """The components that `show` changes."""
+        return [self.bar, self.grid]
 
     def show(self, session: Session) -> Updates:
-        """Show the button if the run has several pictures."""
-        return {self.button: gr.update(visible=session.run is not None and len(session.drawn) > 1)}
+        """Show the buttons if there are several pictures. A sheet is a grid already."""
+        return {
+            self.bar: gr.update(visible=len(session.drawn) > 1),
+            self.grid: gr.update(visible=session.run is not None),
+        }
+
+
+def _write_zip(session: Session, most: int) -> Path:
+    paths = [drawn.path for drawn in session.drawn]
+    if not paths:
+        raise InputError("no run to save; draw several pictures first")
+    if not all(path.exists() for path in paths):
+        raise InputError("a picture of this run was deleted; save the others in History")
+    return write_zip(new_folder(most), Path(os.path.commonpath([path.parent for path in paths])), paths, most)
+
+
+def _write_grid(session: Session) -> Path:
+    if session.run is None or not session.drawn:
+        raise InputError("no run to save; draw several pictures first")
+    return write_grid(session.run, session.drawn)

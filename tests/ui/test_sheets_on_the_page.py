@@ -1,5 +1,6 @@
 """Sheets and grids through the events of the page: drawn, dropped onto the page again, and in History."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -100,9 +101,22 @@ def test_a_run_is_saved_as_the_grid_that_the_command_makes(visit, outputs, tmp_p
     assert "a picture of this run was deleted" in str(refused["output"])
 
 
-def test_there_is_no_grid_before_a_run(visit):
+def test_a_run_is_saved_as_a_zip_of_its_files(visit, outputs, tmp_path):
     page = visit()
-    assert "no run to save" in str(page.call(page.event("save-grid", "click"), [None])["output"])
+    draw(page, **FIELDS, **SHEET)
+    saved = page.call(page.event("save-zip", "click"), [None])
+    assert "Saved 5 pictures as a ZIP" in str(saved["output"])
+    shutil.unpack_archive(saved["output"]["data"][0]["path"], tmp_path)
+    files = {path.name: path.read_bytes() for path in newest(outputs, "sheet.png").parent.iterdir()}
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+    newest(outputs, "sheet.png").unlink()
+    assert "a picture of this run was deleted" in str(page.call(page.event("save-zip", "click"), [None])["output"])
+
+
+@pytest.mark.parametrize("button", ["save-grid", "save-zip"])
+def test_there_is_nothing_to_save_before_a_run(visit, button):
+    page = visit()
+    assert "no run to save" in str(page.call(page.event(button, "click"), [None])["output"])
 
 
 @pytest.mark.slow
