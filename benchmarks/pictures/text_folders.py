@@ -30,13 +30,17 @@ class Reference(NamedTuple):
 @torch.no_grad()
 def save_folder(name: str, folder: Path, draw: Callable[[Any, Tensor], Tensor]) -> Reference:
     """Save a pipeline of PIPELINES; return latents and the picture of `draw(pipe, latents)` in float32."""
-    torch.manual_seed(0)
-    pipe: Any = PIPELINES[name](save_tokenizer(folder / "bytes"))
-    pipe.to(torch.bfloat16)
+    pipe = random_pipeline(name, folder / "bytes").to(torch.bfloat16)
     pipe.save_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     latents = torch.randn(1, 4, *(2 * (pipe.unet.config.sample_size,)), device=DEVICE).bfloat16()
     return Reference(latents, draw(pipe.to(torch.float32), latents.float()))
+
+
+def random_pipeline(name: str, tokenizer: Path) -> Any:
+    """Return a pipeline of PIPELINES in float32, of diffusers. Its tokenizer is saved into a folder."""
+    torch.manual_seed(0)
+    return PIPELINES[name](save_tokenizer(tokenizer))
 
 
 def save_tokenizer(folder: Path) -> transformers.CLIPTokenizer:
