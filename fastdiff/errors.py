@@ -14,6 +14,10 @@ class NonFiniteError(ArithmeticError):
     """NaN or infinity in weights or output. It is never drawn as a black picture. The command line exits with 1."""
 
 
+class NonFiniteWeightsError(InputError, NonFiniteError):
+    """NaN or infinity in weights, which are an input. The command line exits with 2."""
+
+
 class DeviceLostError(RuntimeError):
     """A GPU that failed and that this process can no longer use. The command line exits with 1."""
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fastdiff.checkpoints import weight_files
 from fastdiff.checkpoints.configs.model import Library
 from fastdiff.checkpoints.quantisation import hold_in_8_bits, quantised_tensors
-from fastdiff.errors import InputError, NonFiniteError
+from fastdiff.errors import InputError, NonFiniteWeightsError
 from fastdiff.kernels.host.weights import k_first
 
 QKV = ("to_q", "to_k", "to_v")
@@ -86,7 +86,7 @@ def load_weights(
     Raises:
         InputError: names every key that is missing, unexpected, of another shape or not floating point; also for
             values beyond the range of `dtype`.
-        NonFiniteError: for NaN or infinity.
+        NonFiniteWeightsError: for NaN or infinity.
     """
     shapes = diffusers_shapes(model)
     drop_ignored_keys(state, shapes)
@@ -197,7 +197,8 @@ def convert(
         if not _is_finite(last):
             (beyond if _is_finite(tensor) else broken).append(key)
     if broken:
-        raise NonFiniteError(f"{source}: NaN or infinity in {_some(broken)}; use weights from before training diverged")
+        reason = f"{source}: NaN or infinity in {_some(broken)}"
+        raise NonFiniteWeightsError(f"{reason}; use weights from before training diverged")
     if beyond:
         raise InputError(f"{source}: values beyond the range of {dtype} in {_some(beyond)}; use bfloat16 or float32")
 

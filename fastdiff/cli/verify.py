@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = add_model_arguments(parser, "model", note="")
+    add = add_model_arguments(parser, "model", note="", files=True)
     add(
         "--steps",
         dest="num_inference_steps",

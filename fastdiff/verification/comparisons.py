@@ -9,9 +9,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import fastdiff
+from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
+from fastdiff.checkpoints.single_files.reading import is_single_file
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.extras import import_diffusers
+from fastdiff.requests.request import Request
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,6 +119,26 @@ def load(
     with refusals(f"diffusers cannot load {folder}"):
         model = kind.from_pretrained(folder, local_files_only=True, **options)
         return model.to(dtype).eval()  # tensors of a sharded checkpoint keep their own dtype without it
+
+
+def load_single_file(kind: Any, path: Path, config: Path, **options: Any) -> Any:
+    """Load a pipeline or a model of diffusers' class `kind` from a single file, in float32 on the CPU.
+
+    config: the folder of the configs. Raises InputError if diffusers cannot load it.
+    """
+    import torch
+
+    options |= {"config": str(config), "torch_dtype": torch.float32, "local_files_only": True}
+    with refusals(f"diffusers cannot load {path}"):
+        return kind.from_single_file(str(path), **options)
+
+
+def lone_model(request: Request) -> Path | None:
+    """Return the folder of a model without a pipeline, or None if `request` names a pipeline or a single file."""
+    if is_single_file(request.model):
+        return None
+    folder = hub.resolve(request.model, revision=request.revision, variant=request.variant)
+    return None if (folder / "model_index.json").is_file() else folder
 
 
 def check_labels(command: str, name: str, config: DenoiserConfig) -> None:

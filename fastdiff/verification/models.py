@@ -19,6 +19,7 @@ from fastdiff.checkpoints.registry import VALUE_FUNCTION
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
+from fastdiff.runs.drawing import find_model
 from fastdiff.sampler_names import ETAS, SCHEDULER_OPTIONS, SCHEDULERS
 from fastdiff.verification.comparisons import (
     FINAL_TOLERANCE,
@@ -33,6 +34,7 @@ from fastdiff.verification.comparisons import (
     halves,
     import_verified,
     load,
+    lone_model,
     noise,
     predict,
     refusals,
@@ -58,12 +60,11 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
         DeviceLostError: the GPU fails.
     """
     request = replace(request, dtype="float32")
-    folder = hub.resolve(request.model, revision=request.revision, variant=request.variant)
-    if not (folder / "model_index.json").is_file():
+    if (folder := lone_model(request)) is not None:
         part = registry.read_denoiser_part(folder / "config.json")
         check_labels("verify", request.model, part.config.from_mapping(read_json(folder / "config.json"), folder))
         return explained(request.model, functools.partial(_compare_model, request, folder, part, device))
-    card = ModelCard.read(request.model, folder)
+    card = find_model(request)
     check_labels("verify", card.name, card.config)
     if card.reads_text:
         return explained(card.name, functools.partial(compare_text_pipeline, card, request, device))

@@ -11,14 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import fastdiff
-from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.kinds import Precision
 from fastdiff.requests.defaults import COMMAND, PRECISION
 from fastdiff.requests.request import DtypeName, Request
-from fastdiff.runs.drawing import Run, draw
-from fastdiff.verification.comparisons import predict
+from fastdiff.runs.drawing import Run, draw, find_model
+from fastdiff.verification.comparisons import lone_model, predict
 from fastdiff.verification.text_models import PROMPT, encoded_prompts
 
 if TYPE_CHECKING:
@@ -69,10 +67,9 @@ def compare_precisions(request: Request, device: str) -> Precisions:
     from fastdiff.execution.devices import naming_lost_device
     from fastdiff.execution.memory import or_explain
 
-    folder = hub.resolve(request.model, revision=request.revision, variant=request.variant)
-    if not (folder / "model_index.json").is_file():
+    if (folder := lone_model(request)) is not None:
         raise InputError(f"precision: {folder} has no model_index.json; give a pipeline folder, which draws pictures")
-    card = ModelCard.read(request.model, folder)
+    card = find_model(request)
     if card.reads_text:
         request = replace(request, prompt=(PROMPT,))
     if card.config.of_trajectories:

@@ -32,6 +32,7 @@ from fastdiff.verification.comparisons import (
     halves,
     import_verified,
     load,
+    load_single_file,
     noise,
     random_prompt,
     refusals,
@@ -58,7 +59,7 @@ TEXTS = (  # texts on which tokenizers are likely to differ
 
 
 def compare_text_pipeline(card: ModelCard, request: Request, device: str) -> Verification:
-    """Make all comparisons for a Stable Diffusion or SDXL folder; see `compare_with_diffusers`."""
+    """Make all comparisons for a folder or a file of Stable Diffusion or SDXL; see `compare_with_diffusers`."""
     from fastdiff.pipelines import load_pipeline
 
     steps = request.num_inference_steps or VERIFICATION_STEPS
@@ -90,9 +91,9 @@ def _import_transformers() -> ModuleType:
 def _load_theirs(
     card: ModelCard, request: Request, scheduler: str, transformers: ModuleType, diffusers: ModuleType
 ) -> Any:
-    """Load diffusers' pipeline of the folder in float32 on the CPU. Raises InputError if diffusers cannot load it.
+    """Load diffusers' pipeline of the model in float32 on the CPU. Raises InputError if diffusers cannot load it.
 
-    Each part is loaded by itself, in a class from the registry, so that no other code that the folder names runs.
+    Each part is loaded in a class from the registry, so that no other code that the folder names runs.
     """
     pipeline, libraries = card.pipeline, {"transformers": transformers, "diffusers": diffusers}
     options = {"requires_safety_checker": False, "add_watermarker": False}
@@ -101,19 +102,43 @@ def _load_theirs(
     parts |= {name: value for name, value in options.items() if name in pipeline.options}
     for part in (*pipeline.denoisers, *pipeline.companions):
         if isinstance(part, ModelPart) and part.name in card.classes:
-            folder, kind = hub.component_folder(card.folder, part.name), part.of_class(card.classes[part.name])
-            parts[part.name] = load(getattr(libraries[kind.library], kind.class_name), folder, request.variant)
+            kind = part.of_class(card.classes[part.name])
+            parts[part.name] = _load_part(card, part.name, getattr(libraries[kind.library], kind.class_name), request)
     for part in card.tokenizers:
         with refusals(f"transformers cannot load {card.folder / part.name}"):
             parts[part.name] = transformers.CLIPTokenizer.from_pretrained(card.folder / part.name)
     folder = hub.component_folder(card.folder, SCHEDULER.name)
     with refusals(f"diffusers cannot load {folder}"):
-        parts[SCHEDULER.name] = getattr(diffusers, card.classes[SCHEDULER.name]).from_pretrained(folder)
-        made = getattr(diffusers, pipeline.name)(**parts)
+        changes = dict(card.scheduler_changes)
+        kind = getattr(diffusers, changes.pop("_class_name", card.classes[SCHEDULER.name]))
+        parts[SCHEDULER.name] = kind.from_pretrained(folder, **changes)
+        made = _assembled(getattr(diffusers, pipeline.name), card, parts)
         if scheduler != card.scheduler:
             kind, options = getattr(diffusers, SCHEDULERS[scheduler]), SCHEDULER_OPTIONS[scheduler]
             made.scheduler = kind.from_config(made.scheduler.config, **options)
     made.set_progress_bar_config(disable=True)
+    return made
+
+
+def _load_part(card: ModelCard, name: str, kind: Any, request: Request) -> Any:
+    """Return a part in diffusers' or transformers' class. None for an encoder that `_assembled` reads from the file."""
+    inside = card.weights.get(name)
+    if inside is None:
+        return load(kind, hub.component_folder(card.folder, name), request.variant)
+    if not hasattr(kind, "from_single_file"):
+        return None
+    return load_single_file(kind, inside.path, card.folder, subfolder=name).eval()
+
+
+def _assembled(kind: Any, card: ModelCard, parts: dict[str, Any]) -> Any:
+    """Return diffusers' pipeline of these parts, with the text encoders of a single file."""
+    if card.file is None:
+        return kind(**parts)
+    inside = [name for name in card.weights if parts[name] is None]
+    parts = {name: part for name, part in parts.items() if name not in inside}
+    made = load_single_file(kind, card.file, card.folder, **parts)
+    for name in inside:
+        getattr(made, name).eval()
     return made
 
 

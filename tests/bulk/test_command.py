@@ -1,5 +1,6 @@
 """`fastdiff bulk` and `fastdiff status`: their output before drawing, and for finished runs."""
 
+import hashlib
 import json
 import os
 import re
@@ -9,9 +10,12 @@ import sys
 
 import pytest
 import torch
+from PIL import Image
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from fastdiff.cli import main
+from fastdiff.requests import png
+from tests.checkpoints.single_files import ldm
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # like a worker
 
@@ -195,3 +199,24 @@ def test_status(finished, capsys, tmp_path):
 def test_status_of_no_run(capsys, tmp_path):
     code, _, err = said(capsys, "status", str(tmp_path))
     assert code == 2 and "has no plan.json of a bulk run; give the --out folder" in err
+
+
+def pixels(folder) -> dict[str, bytes]:
+    return {path.name: Image.open(path).tobytes() for path in sorted(folder.rglob("*.png"))}
+
+
+def test_a_single_file_draws_the_pictures_of_its_folder(here, tmp_path, capsys):
+    _, pipe, folder, file = ldm.save_pipeline("sd1", tmp_path)
+    flags = ["--prompt", "the cat", "--num-images", "3", "--steps", "2", "--dtype", "float32", "--device", "cpu"]
+    of_file = ["bulk", "--model", "model.safetensors", "--config", str(folder), *flags, "--out", "files"]
+    assert main(of_file) == 0
+    assert main(["bulk", "--model", str(folder), *flags, "--out", "folders"]) == 0
+    pictures = pixels(tmp_path / "files")
+    assert len(set(pictures.values())) == 3 and pictures == pixels(tmp_path / "folders")
+    record = png.read_settings(next((tmp_path / "files").rglob("*.png")))
+    assert record["model"] == "model.safetensors" and record["config"] == str(folder)
+    assert record["model_hash"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    ldm.save({key: 2 * tensor for key, tensor in ldm.whole("sd1", pipe).items()}, file)
+    capsys.readouterr()
+    assert main(of_file) == 2
+    assert "bits would differ from those in files: this is model files" in capsys.readouterr().err

@@ -194,7 +194,7 @@ def overflow(path: Path) -> None:
         (truncate, 2, "safetensors is damaged or not a safetensors file"),
         (drop_a_key, 2, r"missing: conv_in\.bias"),
         (remove, 2, "has no diffusion_pytorch_model.safetensors"),
-        (put_nan, 1, r"NaN or infinity in conv_out\.bias"),
+        (put_nan, 2, r"NaN or infinity in conv_out\.bias"),
         (overflow, 1, "NaN"),
     ],
     ids=["truncated", "wrong-keys", "no-weights", "nan-in-weights", "nan-in-output"],
