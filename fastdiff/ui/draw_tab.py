@@ -23,7 +23,14 @@ from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, number_of_pic
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.parts.running import QUICK, RunControls, Updates, status_of, subject_of, title_of, words_of_place
 from fastdiff.ui.parts.subject import LabelPickers
-from fastdiff.ui.parts.upload import build_upload, form_settings, read_foreign, read_record, uploaded_path
+from fastdiff.ui.parts.upload import (
+    build_upload,
+    form_settings,
+    numerics_notice,
+    read_foreign,
+    read_record,
+    uploaded_path,
+)
 from fastdiff.ui.progress import View
 from fastdiff.ui.queueing.queue import Job, State
 from fastdiff.ui.serving.store import Shelf
@@ -199,13 +206,14 @@ class DrawTab:
             try:
                 foreign = read_foreign(path, self.form.limits)
                 record = {} if foreign else read_record(path, self.form.limits)
+                notice = None if foreign else numerics_notice(path)
             finally:
                 path.unlink(missing_ok=True)
         except PROBLEMS as error:
             return {self.status: problem(error), self.upload: None}
         if foreign:
             return self._fill_foreign(foreign, path.name, data) | {self.upload: None}
-        return self._fill(record, path.name) | {self.upload: None}
+        return self._fill(record, path.name, notice) | {self.upload: None}
 
     def _fill_foreign(self, foreign: Foreign, name: str, data: Mapping[Component, Any]) -> Updates:
         """Fill the form with each value of another tool that the model accepts. The status line names the others.
@@ -242,7 +250,8 @@ class DrawTab:
         counts = {"num_images": asked.num_images, "batch_size": asked.batch_size, "seed": asked.seed}
         return UncheckedRequest(model=reader.name, prompt="", **counts), reader
 
-    def _fill(self, record: Mapping[str, Any], name: str) -> Updates:
+    def _fill(self, record: Mapping[str, Any], name: str, notice: str | None = None) -> Updates:
+        """Fill the form with the settings `record` of the picture `name`. The status line ends with `notice`."""
         try:
             asked = UncheckedRequest.from_record(record)
             run = self.prepare(asked)
@@ -258,6 +267,7 @@ class DrawTab:
         first = f"the first of {record['grid_of']} pictures in " if "grid_of" in record else ""
         done = f"Loaded the settings of {first}{name}{', and its axes' if AXES in record else ''}"
         done += f"; not restored: {' and '.join(others)}" if others else ""
+        done += f"; {notice}" if notice else ""
         return updates | {self.examples: fit_examples(run.card), self.status: note(done)}
 
 

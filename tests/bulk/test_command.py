@@ -173,6 +173,11 @@ def test_shards_that_are_given_up_are_told_and_end_it_with_1(finished, capsys, m
         (["--format", "jpg"], "invalid choice: 'jpg'"),
         (["--label", "a"], "has no labels"),
         (["--spec", "no.csv"], "spec no.csv does not exist"),
+        (
+            ["--spec", "a.csv", "--styles", "b.csv", "--style", "x"],
+            "style: does not change the prompts of --spec; write",
+        ),
+        (["--styles", "b.csv", "--spec", "a.csv"], "style: does not change the prompts of --spec; write"),
     ],
 )
 def test_refusals(finished, capsys, flags, message):

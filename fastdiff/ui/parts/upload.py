@@ -44,6 +44,11 @@ def read_record(path: Path, limits: Limits) -> dict[str, Any]:
     return _read(path, limits, lambda path: form_settings(png.read_settings(path), path.name, limits))
 
 
+def numerics_notice(path: Path) -> str | None:
+    """Return a line if another numerics than this version's drew the PNG `path`, which `read_record` has read."""
+    return png.numerics_notice(png.read_settings(path), path.name)
+
+
 def form_settings(record: Mapping[str, Any], name: str, limits: Limits) -> dict[str, Any]:
     """Return the settings of a picture as the form uses them.
 

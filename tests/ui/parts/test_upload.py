@@ -18,7 +18,8 @@ from tests.requests.foreign_pictures import exif_picture, png_picture
 LIMITS = Limits()
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 RECORD = {
-    "schema": 1,
+    "schema": png.SCHEMA,
+    "numerics": png.NUMERICS,
     "model": "emoji64",
     "label": "noto animals",
     "seed": 7,
@@ -245,6 +246,23 @@ def test_what_the_page_says_of_a_restored_picture(visit, change, message):
     result = page.restore(file)
     assert result["success"]
     assert message in "".join(map(str, result["output"]["data"]))
+
+
+@pytest.mark.parametrize("theirs", [None, 1, png.NUMERICS + 1])
+def test_a_picture_of_other_numerics_is_restored_with_a_notice(visit, theirs):
+    record = RECORD | {"numerics": theirs}
+    if theirs is None:  # fastdiff before it wrote the number
+        del record["numerics"]
+    said = restored(visit(), header() + text(record) + END, "mine.png")
+    known = (
+        f"mine.png was drawn with numerics {theirs or 1}, and this fastdiff has numerics {png.NUMERICS}; the picture"
+    )
+    assert f"Loaded the settings of mine.png; {known} may differ in its last bits<" in said
+
+
+def test_a_picture_of_the_same_numerics_is_restored_without_a_notice(visit):
+    said = restored(visit(), header() + text(RECORD) + END, "mine.png")
+    assert "Loaded the settings of mine.png<" in said and "numerics" not in said
 
 
 def restored(page, data: bytes, name: str = "theirs.png") -> str:
