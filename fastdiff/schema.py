@@ -21,6 +21,7 @@ from fastdiff.errors import InputError
 AnySchema = TypeVar("AnySchema", bound="Schema")
 
 _MOST_VALUES = 2**20  # the largest array that becomes a list; no option is that long
+_ATOMS = frozenset({str, int, float, bool, NoneType})  # most values of a vocabulary
 _DEPTH = 4  # the deepest nested list that becomes tuples; no option is that deep
 
 
@@ -159,6 +160,8 @@ def _required(cls: type) -> tuple[str, ...]:
 
 def _plain(value: Any, depth: int = _DEPTH) -> Any:
     """Convert numpy and torch values to Python's, lists to tuples, and mappings to dicts."""
+    if type(value) in _ATOMS:
+        return value
     if hasattr(value, "tolist"):
         if math.prod(getattr(value, "shape", ())) > _MOST_VALUES:
             return value

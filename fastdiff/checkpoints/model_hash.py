@@ -4,14 +4,17 @@ A PNG's settings hold the first ten digits of the first one.
 """
 
 import hashlib
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Lock, Thread
 
 from fastdiff.checkpoints import hub, weight_files
 from fastdiff.checkpoints.model_card import ModelCard
 
 _CHUNK = 2**22
+_lock, _begun = Lock(), dict[tuple, "Future[str]"]()  # by the states of the files
 _TEXTS = ("*.json", "*.txt")  # configs, and the vocabularies of tokenizers
 
 
@@ -32,10 +35,15 @@ def begin_weights_hash(folder: Path, variant: str | None) -> "Future[str]":
 
 
 def begin_sha256(paths: Sequence[Path]) -> "Future[str]":
-    """Begin to compute the SHA-256 of files, as if they were one file. The future is as in `begin_hash`."""
-    thread = ThreadPoolExecutor(1)
-    digits = thread.submit(_sha256, paths)
-    thread.shutdown(wait=False)
+    """Begin to compute the SHA-256 of files, as if they were one file. The future is as in `begin_hash`.
+
+    A process reads files that do not change only once.
+    """
+    state = tuple(_state(path) for path in paths)
+    with _lock:
+        digits = _begun.get(state)
+        if digits is None or (digits.done() and digits.exception()):
+            digits = _begun[state] = _in_thread(lambda: _sha256(paths))
     return digits
 
 
@@ -44,11 +52,28 @@ def begin_files_hash(card: ModelCard, variant: str | None) -> "Future[str]":
 
     Folders with equal files have equal hashes, wherever they are. The rest is as in `begin_hash`.
     """
-    paths = find_files(card, variant)
-    thread = ThreadPoolExecutor(1)
-    digits = thread.submit(_sha256_of_folder, card.folder, sorted(paths))
-    thread.shutdown(wait=False)
-    return digits
+    paths = sorted(find_files(card, variant))
+    return _in_thread(lambda: _sha256_of_folder(card.folder, paths))
+
+
+def _in_thread(compute: Callable[[], str]) -> "Future[str]":
+    """Begin to compute in a thread that a process does not wait for when it ends."""
+    future: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(compute())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
+
+def _state(path: Path) -> tuple[str, int, int, int, int]:
+    """Return what changes whenever a file is written or replaced."""
+    found = os.stat(path)
+    return str(path.absolute()), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def find_files(card: ModelCard, variant: str | None) -> set[Path]:

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sample(args: argparse.Namespace, notices: Notices) -> int:
-    from fastdiff.runs.drawing import Run, find_model
+    from fastdiff.runs.drawing import Run, begin_model_hash, find_model
     from fastdiff.runs.notices import find_device_notices, find_notices, find_source_notices
     from fastdiff.runs.output import Output
     from fastdiff.runs.progress import in_terminal
@@ -131,6 +131,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     CTRL_C.describe = lambda: f"{line_break}fastdiff: interrupted; {_summary(run, output, written)}"
 
     def load_saying() -> "Pipeline":
+        begin_model_hash(run)  # beside the loading
         pipe = load()
         # after the loading, whose errors are the only line
         notices.say(*find_source_notices(args.source), *find_device_notices(pipe.device))

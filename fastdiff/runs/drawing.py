@@ -18,6 +18,8 @@ from fastdiff.requests.defaults import Defaults
 from fastdiff.requests.request import PROMPT_SETTINGS, Request
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import numpy as np
     from PIL.Image import Image
 
@@ -99,7 +101,7 @@ class Records:
 
     def __init__(self, run: Run, pipe: "Streams") -> None:
         self._shared = _shared_record(pipe, run.request)
-        self._model_hash = begin_hash(run.card, run.request.variant) if run.card.reads_text else None
+        self._model_hash = begin_model_hash(run)
 
     def of(self, cell: Cell, image: "Image") -> dict[str, Any]:
         """Return the settings of a finished picture. With a prompt, this waits for the model's hash."""
@@ -107,6 +109,11 @@ class Records:
         if cell.prompt is not None and self._model_hash is not None:
             own |= {"prompt": cell.prompt, "model_hash": self._model_hash.result()}
         return self._shared | own
+
+
+def begin_model_hash(run: Run) -> "Future[str] | None":
+    """Begin to compute the hash that the records of pictures with prompts hold. `Records` finds it begun."""
+    return begin_hash(run.card, run.request.variant) if run.card.reads_text else None
 
 
 def draw(run: Run, pipe: "Streams", records: Records | None = None, *, wait: bool = True) -> Iterator[Progress]:

@@ -3,6 +3,7 @@
 Imports neither torch nor the `tokenizers` library.
 """
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -77,8 +78,8 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     whole = _read_optional(folder / "tokenizer.json")
     path = folder / "tokenizer_config.json"
     options = _read_optional(path)
-    words = OWN_VOCABULARY if options.get("fastdiff_vocabulary") == OWN_VOCABULARY.name else folder
-    vocabulary, merges = _of_one_file(folder, whole) if whole else _of_two_files(words)
+    is_own = options.get("fastdiff_vocabulary") == OWN_VOCABULARY.name
+    vocabulary, merges = _of_one_file(folder, whole) if whole else _own() if is_own else _of_two_files(folder)
     names = TokenizerConfig.__dataclass_fields__.keys()
     config = TokenizerConfig.from_mapping({key: options[key] for key in names & options.keys()}, path)
     named, added = _special_tokens(folder, options, whole)
@@ -121,6 +122,12 @@ def _of_one_file(folder: Path, content: Mapping[str, Any]) -> tuple[dict[str, in
         if isinstance(pairs, list):  # in older files a pair is one text
             pairs = [tuple(pair.split(" ")) if isinstance(pair, str) else pair for pair in pairs]
         return checked("vocab", model.get("vocab"), _Ids), checked("merges", pairs, _Merges)
+
+
+@functools.cache
+def _own() -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
+    """Return CLIP's vocabulary and merges, which both encoders of SDXL read."""
+    return _of_two_files(OWN_VOCABULARY)
 
 
 def _of_two_files(folder: Path) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:

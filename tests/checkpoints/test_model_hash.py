@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import os
 import shutil
 
 import pytest
 
-from fastdiff.checkpoints import hub
+from fastdiff.checkpoints import hub, model_hash
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.model_hash import begin_files_hash, begin_hash
+from fastdiff.checkpoints.model_hash import begin_files_hash, begin_hash, begin_sha256
 from fastdiff.errors import InputError
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -71,3 +72,24 @@ def test_tokenizers_and_text_encoders_bear_on_it(text_folder, tmp_path):
         path.write_bytes(path.read_bytes() + b"\n")
         digits.add(begin_files_hash(card, None).result())
     assert len(changed) > 6 and len(digits) == len(changed) + 1
+
+
+def test_a_file_is_read_again_only_after_a_change_or_an_error(tmp_path, monkeypatch):
+    file, read = tmp_path / "weights", []
+
+    def failing(paths):
+        read.append(paths)
+        raise OSError("unreadable")
+
+    file.write_bytes(b"one")
+    with monkeypatch.context() as patch:
+        patch.setattr(model_hash, "_sha256", failing)
+        with pytest.raises(OSError, match="unreadable"):
+            begin_sha256([file]).result()
+    assert begin_sha256([file]).result() == hashlib.sha256(b"one").hexdigest()
+    monkeypatch.setattr(model_hash, "_sha256", failing)
+    assert begin_sha256([file]).result() == hashlib.sha256(b"one").hexdigest()
+    assert len(read) == 1
+    os.utime(file, ns=(0, 0))
+    with pytest.raises(OSError, match="unreadable"):
+        begin_sha256([file]).result()

@@ -300,3 +300,15 @@ def test_what_a_folder_lacks_is_said_before_torch_is_imported(text_folder, tmp_p
         code, said, is_imported = json.loads(line)
         assert (code, is_imported) == (2, False), missing
         assert said.startswith("fastdiff: error: ") and message in said and said.count("\n") == 1, missing
+
+
+def test_the_model_is_hashed_beside_its_loading(sample, text_folder, monkeypatch):
+    def refuse(*args, **options):
+        raise RuntimeError("loading")
+
+    begun = []
+    monkeypatch.setattr("fastdiff.runs.drawing.begin_hash", lambda card, variant: begun.append(card.folder))
+    monkeypatch.setattr("fastdiff.pipelines.load_pipeline", refuse)
+    with pytest.raises(RuntimeError, match="loading"):
+        sample("--model", text_folder("sd1"), "--prompt", CAT, "--num-images", 1)
+    assert begun == [text_folder("sd1")]
