@@ -78,6 +78,11 @@ def option_names(cls: type[Schema]) -> tuple[str, ...]:
     return tuple(_kinds(cls))  # type: ignore[arg-type]  # a class is hashable
 
 
+def option_kind(cls: type[Schema], name: str) -> Any:
+    """Return the kind of one of a schema's options."""
+    return _kinds(cls)[name]  # type: ignore[arg-type]
+
+
 def signature(cls: type[Schema], positions: Sequence[str]) -> inspect.Signature:
     """Return the signature of a function that takes a schema's options, the ones in `positions` also by position."""
     defaults = {each.name: each.default for each in fields(cls)}  # type: ignore[arg-type]

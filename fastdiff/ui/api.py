@@ -1,7 +1,8 @@
 """The API of the page: /generate and /models, documented on Gradio's API page."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import inspect
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from anyio import to_thread
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests import defaults
 from fastdiff.runs.drawing import Progress, Run
+from fastdiff.sampler_names import ETAS
 from fastdiff.ui.drawing import Drawn, draw, prepare
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.parts.catalogue import Catalogue
-from fastdiff.ui.parts.messages import PROBLEMS, explain
+from fastdiff.ui.parts.messages import PROBLEMS, explain, field_name
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.parts.running import subject_of, title_of
 from fastdiff.ui.progress import View
@@ -25,8 +27,8 @@ from fastdiff.ui.serving.store import Store, new_folder
 INTERVAL = 0.02  # seconds between two looks at a run
 
 
-def add_api(engine: Engine, limits: Limits, store: Store) -> None:
-    """Add the two API functions to the page that is being built."""
+def add_api(page: gr.Blocks, engine: Engine, limits: Limits, store: Store) -> None:
+    """Add the two API functions to `page`, which is being built."""
 
     async def generate(  # type: ignore[misc]  # Gradio takes the return type as the type of each yielded value
         model: str | None = None,
@@ -86,8 +88,43 @@ def add_api(engine: Engine, limits: Limits, store: Store) -> None:
         """List the available models: name, size in pixels, labels or prompts, and default settings."""
         return [_description(engine.catalogue, card) for card in engine.catalogue.cards()]
 
-    gr.api(generate, api_name="generate", concurrency_limit=None)
+    call = gr.api(generate, api_name="generate", concurrency_limit=None)
+    described = zip(inspect.signature(generate).parameters, page.fns[call["id"]].inputs, strict=False)
+    _describe(dict(described), engine.catalogue, limits)
     gr.api(list_models, api_name="models", queue=False)
+
+
+def _describe(parameters: Mapping[str, Any], catalogue: Catalogue, limits: Limits) -> None:
+    """Give each parameter of /generate its name on the page, and a description with its range and its default."""
+    for name, block in parameters.items():
+        what, if_null = _parameters(catalogue)[name]
+        block.label = field_name(name)
+        default = if_null if block.value is None else block.value
+        block._api_info["additional_description"] = f"{what}: {limits.wanted(name)}. Default: {default}."
+
+
+def _parameters(catalogue: Catalogue) -> dict[str, tuple[str, Any]]:
+    """Return for each parameter of /generate what it is, and the default that null stands for."""
+    own = "the model's own"
+    guidance = "How closely to follow the label or the prompt (1 turns guidance off)"
+    etas = " and ".join(f"{eta:g} for {name}" for name, eta in ETAS.items())
+    return {
+        "model": ("A model that /models lists", f"{defaults.MODEL}, or {defaults.MODEL_OF_LABELS} if there is a label"),
+        "label": ("A label of the model, by index or name", f"{own} first"),
+        "seed": ("The seed of the first picture (picture i has seed + i)", None),
+        "num_images": ("How many pictures", None),
+        "steps": ("Denoising steps", f"{own}, else {defaults.STEPS}"),
+        "scheduler": ("The sampler", own),
+        "eta": ("Noise of each step", f"{own}, else {etas}"),
+        "guidance_scale": (guidance, f"{own}, else {defaults.GUIDANCE_SCALE:g}"),
+        "width": ("In pixels", f"{own} training size"),
+        "height": ("In pixels", f"{own} training size"),
+        "batch_size": ("Pictures computed together", catalogue.defaults.batch_size),
+        "prompt": ("What to draw, if the model reads text", "none, but such a model needs one"),
+        "negative_prompt": ("What to avoid, if the model reads text", "none"),
+        "clip_skip": ("How many of the text encoder's last layers to skip", defaults.CLIP_SKIP),
+        "precision": ("The model's weights", defaults.PRECISION),
+    }
 
 
 async def _drawn(

@@ -46,7 +46,7 @@ def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
             )
         _keep_form(page, draw)
         _follow_queue(page, draw, compare)
-        add_api(engine, limits, store)
+        add_api(page, engine, limits, store)
         pickers = [side.model for form in (draw.form, compare.form) for side in form.sides]
         page.load(
             lambda: [gr.update(choices=engine.catalogue.names())] * len(pickers),

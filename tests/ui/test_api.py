@@ -1,9 +1,11 @@
 """/generate and /models, called with Gradio's own client."""
 
+import asyncio
 import json
 import re
 import secrets
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import httpx
@@ -17,7 +19,11 @@ from fastdiff.cli import main
 from fastdiff.diffusion.loop import _Loop
 from fastdiff.kinds import MAX_SEED
 from fastdiff.pipelines import Pipeline
-from fastdiff.requests import png
+from fastdiff.requests import defaults, png
+from fastdiff.sampler_names import SCHEDULERS
+from fastdiff.ui.page import build_page
+from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.serving.store import Store
 from tests.support.waiting import wait_for
 
 
@@ -106,6 +112,36 @@ def test_the_api_page_names_two_functions(client):
     assert sorted(described) == ["/generate", "/models"]
     names = [parameter["parameter_name"] for parameter in described["/generate"]["parameters"]]
     assert names[:5] == ["model", "label", "seed", "num_images", "steps"]
+
+
+def test_every_parameter_has_a_description_and_every_number_its_range_and_default(client):
+    described = client.view_api(return_format="dict")["named_endpoints"]
+    parameters = [each for endpoint in described.values() for each in endpoint["parameters"]]
+    assert len(parameters) == len(fields(UncheckedRequest))
+    for each in parameters:
+        said, name = each["python_type"]["description"], each["parameter_name"]
+        assert re.fullmatch(r"[A-Z].+: .+\. Default: (?!None).+\.", said), name
+        assert not re.fullmatch(r"(1st|2nd|3rd|\d+th)", each["label"]), name
+        if {"int", "float"} & set(re.findall(r"\w+", each["python_type"]["type"])):
+            assert re.search(r"number (from \d+ to \d+|of at least \d+)", said), name
+
+
+def test_descriptions_have_the_page_s_limits_and_defaults(server, engine, tmp_path):
+    limits = Limits(pictures=5, steps=70, side=96, batch_size=3)
+
+    async def describe() -> dict:  # without an event loop, Gradio creates four and closes none
+        page = build_page(engine, limits, Store(tmp_path))
+        page.config = page.get_config_file()
+        return page.get_api_info()["named_endpoints"]["/generate"]
+
+    parameters = asyncio.run(describe())["parameters"]
+    said = {each["parameter_name"]: each["python_type"]["description"] for each in parameters}
+    for name, most in {"num_images": 5, "steps": 70, "width": 96, "height": 96, "batch_size": 3}.items():
+        assert f"a whole number from 1 to {most}. Default: " in said[name]
+    assert f"from 0 to {MAX_SEED}, or -1 for a random seed. Default: {defaults.SEED}." in said["seed"]
+    assert f"else {defaults.STEPS}." in said["steps"]
+    assert f"Default: {defaults.PAGE_ON_CPU.batch_size}." in said["batch_size"]
+    assert f"one of {', '.join(SCHEDULERS)}." in said["scheduler"]
 
 
 @pytest.mark.parametrize(

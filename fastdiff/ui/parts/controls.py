@@ -11,7 +11,7 @@ from gradio.components import Component
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.kinds import MAX_SEED
 from fastdiff.requests.completion import random_seed
-from fastdiff.requests.defaults import PRECISION, SCHEDULER
+from fastdiff.requests.defaults import CLIP_SKIP, PRECISION, SCHEDULER
 from fastdiff.sampler_names import ETAS, SCHEDULERS
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import RANDOM, Limits
@@ -143,7 +143,7 @@ class SamplingControls(Controls):
             "scheduler": own.scheduler or SCHEDULER,
             "eta": catalogue.default_sampling(card, "ddim").eta,
             "guidance_scale": own.guidance_scale,
-            "clip_skip": 0,
+            "clip_skip": CLIP_SKIP,
             "precision": PRECISION,
         }
         chosen |= {key: value for key, value in (record or {}).items() if value is not None}

@@ -9,7 +9,8 @@ from annotated_types import Len
 from fastdiff.kinds import MAX_SEED, Label, Prompt, Seed
 from fastdiff.requests import defaults
 from fastdiff.requests.completion import random_seed
-from fastdiff.schema import Wanted, checked, whole
+from fastdiff.requests.request import Request
+from fastdiff.schema import Wanted, checked, option_kind, wanted, whole
 
 Name = Annotated[str, Len(0, 200), Wanted("a name of up to 200 characters")]
 RANDOM = -1  # the seed of the form when it opens, as in A1111; None and an empty field mean the same
@@ -68,8 +69,20 @@ class Limits:
 
         Raises InputError, with the name of the field, for a value of the wrong type or beyond its limit.
         """
+        for name, kind in self._kinds.items():
+            checked(name, getattr(request, name), kind)
+        is_random = request.seed in (RANDOM, None)
+        return replace(request, seed=random_seed(request.num_images)) if is_random else request
+
+    def wanted(self, name: str) -> str:
+        """Return the words for what a field of a request accepts, such as "a whole number from 1 to 32"."""
+        return wanted(self._kinds[name] if name in self._kinds else option_kind(Request, name))
+
+    @property
+    def _kinds(self) -> dict[str, Any]:
+        """The kinds of the fields that have limits here. `Request` checks the others."""
         steps, side, batch_size = (whole(1, most) | None for most in (self.steps, self.side, self.batch_size))
-        kinds = {
+        return {
             "model": Name | None,
             "label": Label | Name | None,
             "seed": _SeedOrRandom,
@@ -81,7 +94,3 @@ class Limits:
             "prompt": Prompt | None,
             "negative_prompt": Prompt | None,
         }
-        for name, kind in kinds.items():
-            checked(name, getattr(request, name), kind)
-        is_random = request.seed in (RANDOM, None)
-        return replace(request, seed=random_seed(request.num_images)) if is_random else request

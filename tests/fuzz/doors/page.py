@@ -31,7 +31,7 @@ def functions() -> tuple[Engine, Callable[..., Any], Callable[[], Any]]:
 
     async def build() -> gr.Blocks:  # without an event loop Gradio creates some and never closes them
         with gr.Blocks() as page:
-            add_api(engine, Limits(pictures=4, steps=20, side=64, batch_size=4), Store(Path("unused")))
+            add_api(page, engine, Limits(pictures=4, steps=20, side=64, batch_size=4), Store(Path("unused")))
         return page
 
     generate, list_models = (inspect.unwrap(each.fn) for each in asyncio.run(build()).fns.values())
