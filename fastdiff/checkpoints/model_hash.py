@@ -1,9 +1,12 @@
 """Two hashes of a model: of its denoiser's weights, as other tools compute it, and of all its files.
 
-A PNG's settings hold the first ten digits of the first one.
+A PNG's settings hold the first ten digits of the first one. The SHA-256 of a large file is kept in
+`~/.cache/fastdiff/hashes`, and holds until the file is written or replaced.
 """
 
+import contextlib
 import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -11,9 +14,12 @@ from pathlib import Path
 from threading import Lock, Thread
 
 from fastdiff.checkpoints import hub, weight_files
+from fastdiff.checkpoints.json_files import parse_json
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.execution import temporaries
 
 _CHUNK = 2**22
+_LARGE = 2**26  # bytes of a file whose hash is kept
 _lock, _begun = Lock(), dict[tuple, "Future[str]"]()  # by the states of the files
 _TEXTS = ("*.json", "*.txt")  # configs, and the vocabularies of tokenizers
 
@@ -37,14 +43,19 @@ def begin_weights_hash(folder: Path, variant: str | None) -> "Future[str]":
 def begin_sha256(paths: Sequence[Path]) -> "Future[str]":
     """Begin to compute the SHA-256 of files, as if they were one file. The future is as in `begin_hash`.
 
-    A process reads files that do not change only once.
+    A process reads files that do not change only once. The hash of one large file is also kept for other processes.
     """
     state = tuple(_state(path) for path in paths)
     with _lock:
         digits = _begun.get(state)
         if digits is None or (digits.done() and digits.exception()):
-            digits = _begun[state] = _in_thread(lambda: _sha256(paths))
+            digits = _begun[state] = _in_thread(lambda: _kept_sha256(paths[0]) if len(paths) == 1 else _sha256(paths))
     return digits
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits. Raises OSError if it cannot be read."""
+    return begin_sha256([path]).result()
 
 
 def begin_files_hash(card: ModelCard, variant: str | None) -> "Future[str]":
@@ -104,3 +115,22 @@ def _sha256(paths: Sequence[Path]) -> str:
             while chunk := file.read(_CHUNK):  # hashing a large chunk releases the GIL
                 found.update(chunk)
     return found.hexdigest()
+
+
+def _kept_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file. That of a large file comes from the disk if an earlier process computed it."""
+    state = list(_state(path))
+    if os.path.getsize(path) < _LARGE:
+        return _sha256([path])
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    kept = Path(cache, "fastdiff", "hashes", hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32])
+    with contextlib.suppress(OSError, ValueError):
+        *found, digits = parse_json(kept.read_bytes().decode())
+        if found == state and isinstance(digits, str):
+            return digits
+    digits = _sha256([path])
+    with contextlib.suppress(OSError, ValueError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with temporaries.holding(kept.parent, json.dumps([*state, digits]).encode()) as written:
+            os.replace(written, kept)
+    return digits

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, get_args
 
 from fastdiff.arguments import did_you_mean, word
+from fastdiff.checkpoints.single_files.listing import VARIABLE
 from fastdiff.errors import InputError
 from fastdiff.kinds import PredictionType
 from fastdiff.requests import defaults
@@ -120,6 +121,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
         add(f"--{side}", type=int, metavar="PIXELS", help="(default: the model's training size)")
     add("--horizon", type=int, metavar="N", help="positions of a trajectory, where models plan them")
     add("--from", dest="source", metavar="FILE.png", help="reuse its settings; other flags override them")
+    add("--models-dir", metavar="DIR", help=f"--from looks here (default: ${VARIABLE})")
     _add_sampling_arguments(parser)
 
 

@@ -71,10 +71,11 @@ def run(args: argparse.Namespace) -> int:
     from fastdiff.bulk.launching import LaunchOptions, is_worker
     from fastdiff.bulk.plan import Plan
     from fastdiff.runs.drawing import find_model
+    from fastdiff.runs.model_files import located
 
     if args.spec and (args.styles or args.style):
         raise InputError("style: does not change the prompts of --spec; write its text into the rows, or leave it out")
-    request = Request.from_flags(vars(args), args.source)
+    request = located(Request.from_flags(vars(args), args.source), args.source, args.models_dir)
     sizes = {"shard_size": args.shard_size, "batch_size": args.batch_size}
     plan = Plan.make(request, find_model(request), spec=args.spec, format=args.format, **sizes)
     folder = Folder(args.out, args.format)

@@ -72,8 +72,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     either(
         "--resume",
         action="store_true",
-        help="continue an interrupted run: keep its files, and fail if one has other settings (the device and version "
-        "of a kept picture may differ)",
+        help="keep the files of an interrupted run; fail if one has other settings",
     )
     add(
         "--grid",
@@ -100,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _sample(args: argparse.Namespace, notices: Notices) -> int:
     from fastdiff.runs.drawing import Run, begin_model_hash, find_model
+    from fastdiff.runs.model_files import located
     from fastdiff.runs.notices import find_device_notices, find_notices, find_source_notices
     from fastdiff.runs.output import Output
     from fastdiff.runs.progress import in_terminal
@@ -107,7 +107,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     start = time.perf_counter()
     if args.json or args.explain:
         require_stdout()
-    request = Request.from_flags(vars(args), args.source)
+    request = located(Request.from_flags(vars(args), args.source), args.source, args.models_dir)
     if args.resume and request.seed == "random":
         raise InputError("--resume cannot repeat random seeds; give the seeds of the interrupted run with --seed")
     run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)
@@ -134,7 +134,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
         begin_model_hash(run)  # beside the loading
         pipe = load()
         # after the loading, whose errors are the only line
-        notices.say(*find_source_notices(args.source), *find_device_notices(pipe.device))
+        notices.say(*find_source_notices(args.source, request.model), *find_device_notices(pipe.device))
         if not in_terminal():
             count = len(output.missing)
             notices.say(f"drawing {count} {_things(run, count)} with {run.card.name}")

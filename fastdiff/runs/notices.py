@@ -8,6 +8,7 @@ from fastdiff.arguments import shown
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.requests import png
 from fastdiff.runs.drawing import Run
+from fastdiff.runs.model_files import other_model_notice
 from fastdiff.text.tokenizer import CLIPTokenizer
 
 if TYPE_CHECKING:
@@ -37,10 +38,13 @@ def find_notices(run: Run) -> list[str]:
     return [*lines, *_lora_tags([text for _, text in texts]), *_cut(texts, tokenizers)]
 
 
-def find_source_notices(source: str | None) -> list[str]:
-    """Return a notice if the PNG `source`, which a run repeats, was drawn with other numerics."""
-    line = None if source is None else png.numerics_notice(png.read_settings(source), source)
-    return [] if line is None else [line]
+def find_source_notices(source: str | None, model: str) -> list[str]:
+    """Return notices if the PNG `source`, which a run repeats with `model`, has other numerics or another file."""
+    if source is None:
+        return []
+    record = png.read_settings(source)
+    lines = png.numerics_notice(record, source), other_model_notice(record, source, model)
+    return [line for line in lines if line is not None]
 
 
 def find_device_notices(device: "torch.device") -> list[str]:

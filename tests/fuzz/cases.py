@@ -146,7 +146,7 @@ def _copy(source: str, target: str) -> None:
 _SAMPLE = """--label --num-images --seed --steps --scheduler --eta --cfg-scale --dtype --batch-size --variant --revision
     --height --width --prompt --prompt-file --styles --style --negative-prompt --clip-skip
     --horizon --device --out --grid --overwrite --resume --nothing"""
-_FROM = "--label --seed --num-images --variant --scheduler --grid --horizon --prompt --height"
+_FROM = "--label --seed --num-images --variant --scheduler --grid --horizon --prompt --height --models-dir"
 ANYWHERE = ("--out", "--grid", "--prompt-file", "--styles")  # flags whose file may be in any folder
 FLAGS = {  # by command
     "sample": _SAMPLE.split(),

@@ -70,8 +70,8 @@ def test_a_picture_of_other_numerics(run, tmp_path):
             | {"seed": 1, "prompt": "a cat", "versions": {"fastdiff": "0"}, "numerics": numerics}
         )
         path.write_bytes(png.encode(Image.new("RGB", (1, 1)), record))
-        assert len(find_source_notices(str(path))) == count
-    assert find_source_notices(None) == []
+        assert len(find_source_notices(str(path), record["model"])) == count
+    assert find_source_notices(None, "m") == []
 
 
 def test_a_lora_tag_is_named_once_and_drawn_as_text(run):

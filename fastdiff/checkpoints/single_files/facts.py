@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from fastdiff.checkpoints.model_hash import begin_sha256
+from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.checkpoints.single_files import kinds
 from fastdiff.checkpoints.single_files.cards import guessed_prediction
 from fastdiff.checkpoints.single_files.reading import SingleFile
@@ -23,7 +23,7 @@ def read_facts(file: SingleFile, *, with_hash: bool | None = None) -> dict[str, 
     facts |= {"EMA weights": file.has_ema or None, "tensors": len(file.header.tensors)}
     facts["cannot be loaded"] = None if file.refusal is None else file.refusal
     if with_hash or (with_hash is None and size <= QUICK):
-        digits = begin_sha256([file.path]).result()
+        digits = file_hash(file.path)
         facts |= {"SHA-256": digits, "AutoV2": digits[:10].upper()}
     facts["metadata"] = file.header.metadata or None
     return {name: value for name, value in facts.items() if value not in (None, {})}

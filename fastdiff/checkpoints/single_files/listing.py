@@ -1,9 +1,12 @@
 """Find the models below a folder of the user: model folders in diffusers' layout, and single files."""
 
+import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.checkpoints.single_files.reading import SUFFIXES
 from fastdiff.errors import InputError
 
@@ -36,3 +39,22 @@ def find_models(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
             yield child
         elif depth > 1 and os.path.isdir(child) and not os.path.islink(child):
             yield from find_models(child, depth - 1)
+
+
+def find_file(name: str, digits: str | None, folder: Path) -> Path | None:
+    """Return the file below `folder` whose SHA-256 is `digits`, or else the first one with the last part of `name`.
+
+    Files of this name are read first. None if there is no such file.
+    """
+    last = last_part(name)
+    files = sorted(filter(os.path.isfile, find_models(folder)), key=lambda path: path.name != last)
+    for path in files if digits else ():
+        with contextlib.suppress(OSError):
+            if file_hash(path) == digits:
+                return path
+    return next((path for path in files if path.name == last), None)
+
+
+def last_part(name: str) -> str:
+    """Return the last part of a path, of this system or another one."""
+    return re.split(r"[\\/]", name)[-1]
