@@ -165,7 +165,7 @@ class DrawForm(Form):
         seeds = SeedField.build()
         with gr.Accordion("More settings", open=False, elem_id="more"):
             sampling = SamplingControls.build(catalogue, card, limits)
-            with gr.Row():
+            with gr.Row(elem_classes="size"):
                 size = SizeControls.build(card, limits)
             batch_size = gr.Slider(
                 1,

@@ -211,6 +211,10 @@ JS = f"""
     }};
     new MutationObserver(() => {{
         name(".empty[aria-label]", "img", () => "No picture yet");
+        name(".row.labels", "group", () => "Label");
+        name(".gr-group.prompts", "group", () => "Prompts");
+        name(".row.size", "group", () => "Picture size");
+        name("#axes", "group", () => "X/Y sheet");
         name(".gr-group.seed", "group", () => "Random start");
         name(".gr-group.steps", "group", () => "Number of steps");
         name(".side:has(h3)", "group", (side) => "Settings of " + side.querySelector("h3").textContent);

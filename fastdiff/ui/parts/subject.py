@@ -35,7 +35,7 @@ class LabelPickers(Controls):
     @classmethod
     def build(cls, card: ModelCard) -> "LabelPickers":
         properties = cls.properties(card)
-        with gr.Row():
+        with gr.Row(elem_classes="labels"):
             return cls(
                 style=gr.Dropdown(label="Style", min_width=130, **properties["style"]),
                 group=gr.Dropdown(label="Group", min_width=130, **properties["group"]),
@@ -148,7 +148,7 @@ class PromptBoxes(Controls):
         def count(name: str) -> gr.HTML:
             return gr.HTML(padding=False, elem_classes="tokens", **properties[name])
 
-        with gr.Group():
+        with gr.Group(elem_classes="prompts"):
             prompt, tokens = box("prompt", "Prompt", "Describe the picture", 3), count("tokens")
             with gr.Row():
                 names = catalogue.styles.names

@@ -3,11 +3,13 @@
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from tests.ui.browser.actions import captions, fill, generate, more_settings, numbers, until, wait_for_end
+from tests.ui.browser.actions import captions, fill, generate, more_settings, numbers, pick, until, wait_for_end
 
 pytestmark = pytest.mark.slow
 PANELS = {"Draw": "#generate", "Compare": ".side", "History": "#history"}
 IMPACTS = {"serious", "critical"}
+NAMES = """(fields) => fields.map((field) =>
+    field.ariaLabel || field.labels[0].querySelector("[data-testid=block-info]").innerText)"""
 FOCUSED = """
 () => {
     const [element, style] = [document.activeElement, getComputedStyle(document.activeElement)];
@@ -84,7 +86,22 @@ def test_related_fields_are_named_groups(page):
     for name, field in (("Random start", "Seed"), ("Number of steps", "Steps")):
         group = page.get_by_role("group", name=name, exact=True).first
         assert numbers(group, field).count() == 1
+    page.get_by_role("button", name="X/Y sheet").click()
+    assert fields_of(page, "Label") == ["Style", "Group"]
+    sliders = [f"{part} for {side}" for side in ("Width", "Height") for part in ("number input", "range slider")]
+    assert fields_of(page, "Picture size") == sliders
+    assert fields_of(page, "X/Y sheet") == ["X: columns", "Y: rows"]
+    pick(page, "Model", "./text/sd1")
+    page.get_by_label("Negative prompt").locator("visible=true").wait_for()
+    assert fields_of(page, "Prompts") == ["Prompt", "Styles", "Recent prompts", "Negative prompt"]
     open_tab(page, "Compare")
+    assert fields_of(page, "Label") == ["Style", "Group"]
     for name in ("A", "B"):
         group = page.get_by_role("group", name=f"Settings of {name}", exact=True)
         assert group.get_by_label("Model", exact=True).count() == 1
+
+
+def fields_of(page, group: str) -> list[str]:
+    """Return the names of the visible fields in the named group, in order."""
+    found = page.get_by_role("group", name=group, exact=True).locator("visible=true")
+    return found.locator("input:visible, textarea:visible").evaluate_all(NAMES)
