@@ -73,7 +73,7 @@ def read(path: Path, most_pixels: int) -> Foreign | None:
         raise InputError(f"{path}: its settings take more than {SECONDS} s to read; type them in") from None
     if ended.returncode:
         raise InputError(f"{path} is damaged, or its settings are; save the picture again in the tool that made it")
-    found = json.loads(ended.stdout)
+    found = png.without_half_pairs(json.loads(ended.stdout))
     if "pixels" in found:
         raise InputError(f"{path} is too large ({found['pixels']} pixels); drop a smaller picture")
     return Foreign(**found) if found else None

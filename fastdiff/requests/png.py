@@ -12,13 +12,14 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from fastdiff.arguments import shown
 from fastdiff.checkpoints.json_files import parse_json
 from fastdiff.errors import InputError
 from fastdiff.sampler_names import A1111_NAMES
 
+T = TypeVar("T")
 SCHEMA = 1
 NUMERICS = 2  # goes up when the bits of pictures change; a PNG without it has 1
 MAX_TEXT = 2**20  # bytes of one text chunk, before and after decompression
@@ -138,6 +139,11 @@ def parse_record(text: str, path: str | Path) -> dict[str, Any]:
     if type(schema) is not int or schema != SCHEMA:
         raise InputError(f"{path} holds fastdiff settings in an unknown format; a newer fastdiff may read them")
     return record
+
+
+def without_half_pairs(record: T) -> T:
+    """Return JSON values with "?" for each half of a surrogate pair, which no browser reads."""
+    return json.loads(json.dumps(record, ensure_ascii=False).encode(errors="replace"))
 
 
 def numerics_notice(record: Mapping[str, Any], source: str | Path) -> str | None:

@@ -178,15 +178,14 @@ class HistoryTab:
         )
         self._on(self.undo.click, self.restore)
         self._on(selection.several.input, self.select_several, [selection.several])
-        self._on(selection.page.click, self.select_page)
         for button, write in ((selection.zip, self.write_zip), (selection.grid, self.write_grid)):
             button.click(write, self.session, [selection.file, self.status], **QUICK).then(
                 None, selection.file, None, js=DOWNLOAD, **QUICK
             )
         panel.follow(stage, self.session, lambda session: session.listed if session.selected is None else [])
-        picked = stage.gallery.select(
-            self.pick, self.session, [stage.gallery, self.status, *selection.components], **QUICK
-        )
+        marked = [stage.gallery, self.status, *selection.components]
+        selection.page.click(self.select_page, self.session, marked, **QUICK)
+        picked = stage.gallery.select(self.pick, self.session, marked, **QUICK)
         picked.then(None, stage.view, stage.gallery, js=CLOSE, **QUICK)  # so that the next click is a change
         used = panel.use.click(draw.use, panel.chosen, draw.shown, **QUICK)
         for restored in (used.then, draw.upload.upload):
@@ -200,8 +199,7 @@ class HistoryTab:
 
     def show(self, session: Session, page: float | None, request: gr.Request) -> Updates:
         """Show a page of the pictures; a number out of range gives the nearest page."""
-        shelf = session.shelf(request)
-        number = min(max(1, int(page)), 2**31) if isinstance(page, int | float) and math.isfinite(page) else 1
+        shelf, number = session.shelf(request), _page_number(page)
         found = shelf.find(session.search, PAGE_SIZE * (number - 1), PAGE_SIZE)
         pages = max(1, math.ceil(found.total / PAGE_SIZE))
         if number > pages:
@@ -252,7 +250,7 @@ class HistoryTab:
     ) -> Updates:
         if session.selected is not None:
             return {self.status: gr.skip()}
-        shelf, number = session.shelf(request), int(page or 1)
+        shelf, number = session.shelf(request), _page_number(page)
         first = -1 if by > 0 else len(session.listed)
         place = by + (session.listed.index(chosen) if chosen in session.listed else first)
         if 0 <= place < len(session.listed):
@@ -312,12 +310,12 @@ class HistoryTab:
         updates[self.stage.gallery]["allow_preview"] = session.selected is None
         return updates
 
-    def select_page(self, session: Session, page: float | None, request: gr.Request) -> Updates:
-        """Select all pictures of the page."""
-        listed = session.listed
-        updates = self.show(session, page, request)
-        new = [drawn for drawn in listed if drawn not in (session.selected or [])]
-        return updates | self._select(session, session.shelf(request), [*(session.selected or []), *new])
+    def select_page(self, session: Session, request: gr.Request) -> Updates:
+        """Select all pictures that the tab shows."""
+        if session.selected is None:
+            return {self.status: gr.skip()}
+        new = [drawn for drawn in session.listed if drawn not in session.selected]
+        return self._select(session, session.shelf(request), [*session.selected, *new])
 
     def pick(self, session: Session, event: gr.SelectData, request: gr.Request) -> Updates:
         """Select the clicked picture, or deselect it."""
@@ -368,6 +366,11 @@ class HistoryTab:
         return shown | {self.stage.view: ONE}
 
 
+def _page_number(value: Any) -> int:
+    """Return the number of a page in its field, which may hold anything."""
+    return int(min(max(1, value), 2**31)) if isinstance(value, int | float) and value == value else 1
+
+
 def _wanted(session: Session, chosen: Drawn | None) -> list[Drawn]:
     """Return the selected pictures, or the enlarged one. Raises InputError if there is none."""
     if session.selected is None:
@@ -385,7 +388,7 @@ def _is_open(event: gr.SelectData) -> dict[str, Any]:
 def _read(path: Path) -> Drawn | None:
     """Read a saved picture. Returns None if it was deleted or damaged."""
     try:
-        record = png.read_settings(str(path))
+        record = png.without_half_pairs(png.read_settings(str(path)))
         if AXES in record:
             Axes.from_record(record[AXES], path.name)
     except InputError:

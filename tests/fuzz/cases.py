@@ -15,8 +15,8 @@ from huggingface_hub import constants
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import edits, folders, pickles, text_edits
-from tests.fuzz.doors import command, library, page
+from tests.fuzz import edits, folders, pickles, tabs, text_edits
+from tests.fuzz.doors import command, library, page, tab
 from tests.fuzz.doors.outcomes import Options, Outcome
 from tests.fuzz.edits import Edit
 from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, OF_PROMPTS, PLAIN, TEXTS, WORDS
@@ -85,6 +85,7 @@ DOORS: dict[str, Callable[[Path, str, Options], Outcome]] = {
     "command": command.call,
     "library": library.call,
     "page": page.call,
+    "tab": tab.call,
 }
 DRAWING = {("command", "sample"), ("command", "from"), ("library", "pipeline"), ("page", "generate")}
 
@@ -191,24 +192,6 @@ PROMPT_CALLS = [
     *(("library", what) for what in ("pipeline", "pipeline", "parts")),
     *(("page", what) for what in ("generate", "models")),
 ]
-# Options that the tiny folders do not set
-CONFIG_OPTIONS = {
-    "UNet2DModel": """center_input_sample time_embedding_type time_embedding_dim freq_shift flip_sin_to_cos
-    mid_block_type mid_block_scale_factor downsample_padding downsample_type upsample_type dropout act_fn
-    attn_norm_num_groups norm_eps resnet_time_scale_shift class_embed_type num_class_embeds num_train_timesteps
-    in_channels out_channels unknown""",
-    "UNet1DModel": """sample_rate extra_in_channels flip_sin_to_cos freq_shift time_embedding_dim norm_num_groups
-    layers_per_block downsample_each_block unknown""",
-    "DiTTransformer2DModel": """dropout norm_num_groups attention_bias activation_fn upcast_attention norm_type
-    norm_elementwise_affine norm_eps attention_type caption_channels unknown""",
-    "UNet2DConditionModel": "unknown",  # diffusers writes every option
-    "AutoencoderKL": """in_channels out_channels layers_per_block act_fn latent_channels scaling_factor shift_factor
-    force_upcast use_quant_conv use_post_quant_conv mid_block_add_attention unknown""",
-    "DDPMScheduler": """beta_schedule trained_betas prediction_type thresholding dynamic_thresholding_ratio
-    clip_sample_range sample_max_value timestep_spacing steps_offset rescale_betas_zero_snr variance_type
-    set_alpha_to_one _use_default_values unknown""",
-}
-CONFIG_OPTIONS["DDIMScheduler"] = CONFIG_OPTIONS["DDPMScheduler"]
 
 
 @cache
@@ -221,7 +204,7 @@ def _files(kind: str) -> dict[str, tuple[str, ...]]:
 
 def _options(path: Path) -> tuple[str, ...]:
     content = json.loads(path.read_bytes())
-    more = CONFIG_OPTIONS.get(content.get("_class_name"), "unknown").split()
+    more = folders.CONFIG_OPTIONS.get(content.get("_class_name"), "unknown").split()
     return tuple(dict.fromkeys([*content, *more]))
 
 
@@ -328,7 +311,7 @@ def call_cases(draw: st.DrawFn) -> Case:
 def _arguments(draw: st.DrawFn, kind: str, door: str, what: str) -> tuple[tuple[str, str], ...]:
     """Draw one or two arguments of a call, and their values."""
     config = folders.KINDS[kind].config
-    known = ARGUMENTS[door, what] or [*config, *CONFIG_OPTIONS[config["_class_name"]].split()]
+    known = ARGUMENTS[door, what] or [*config, *folders.CONFIG_OPTIONS[config["_class_name"]].split()]
     names = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2, unique=True))
     values = sorted(OBJECTS.keys() - CONDITIONS.keys())
     if "pretrained_model_name_or_path" in names or "model" in names:
@@ -378,6 +361,8 @@ GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "plan": plan_cases(),
     "text": text_cases(),
     "styles": style_cases(),
+    "dropped": (tabs.dropped() | tabs.dropped() | tabs.dropping(png_edits())).map(lambda drawn: Case("bare", *drawn)),
+    "history": tabs.clicks().map(lambda drawn: Case("bare", *drawn)),
     **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},
 }
 

@@ -106,6 +106,25 @@ INFO = {
     "use_clipped_model_output": False,
 }
 
+# Options that the tiny folders do not set
+CONFIG_OPTIONS = {
+    "UNet2DModel": """center_input_sample time_embedding_type time_embedding_dim freq_shift flip_sin_to_cos
+    mid_block_type mid_block_scale_factor downsample_padding downsample_type upsample_type dropout act_fn
+    attn_norm_num_groups norm_eps resnet_time_scale_shift class_embed_type num_class_embeds num_train_timesteps
+    in_channels out_channels unknown""",
+    "UNet1DModel": """sample_rate extra_in_channels flip_sin_to_cos freq_shift time_embedding_dim norm_num_groups
+    layers_per_block downsample_each_block unknown""",
+    "DiTTransformer2DModel": """dropout norm_num_groups attention_bias activation_fn upcast_attention norm_type
+    norm_elementwise_affine norm_eps attention_type caption_channels unknown""",
+    "UNet2DConditionModel": "unknown",  # diffusers writes every option
+    "AutoencoderKL": """in_channels out_channels layers_per_block act_fn latent_channels scaling_factor shift_factor
+    force_upcast use_quant_conv use_post_quant_conv mid_block_add_attention unknown""",
+    "DDPMScheduler": """beta_schedule trained_betas prediction_type thresholding dynamic_thresholding_ratio
+    clip_sample_range sample_max_value timestep_spacing steps_offset rescale_betas_zero_snr variance_type
+    set_alpha_to_one _use_default_values unknown""",
+}
+CONFIG_OPTIONS["DDIMScheduler"] = CONFIG_OPTIONS["DDPMScheduler"]
+
 
 class Kind(NamedTuple):
     """A model folder: its pipeline class (None for a model alone), its denoiser's config, and its weight files."""

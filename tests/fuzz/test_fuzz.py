@@ -17,7 +17,14 @@ from tests.fuzz.named.making import DONE, REFUSED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the watching of a case needs Linux")
 NAMED = folders.NAMED | texts.NAMED | calls.NAMED
-COUNTS = {"text": 35, "sdxl": 60, "call": 400, "png": 150, "styles": 60}  # cases per round (default: 100)
+COUNTS = {
+    "text": 35,
+    "sdxl": 60,
+    "call": 400,
+    "png": 150,
+    "styles": 60,
+    "history": 60,
+}  # cases per round (default: 100)
 ROUNDS = {"text": 3, "sdxl": 2, "command": 2}  # (default: 1)
 
 

@@ -41,7 +41,11 @@ def read_record(path: Path, limits: Limits) -> dict[str, Any]:
 
     Raises InputError, with the name of the file, for any other file.
     """
-    return _read(path, limits, lambda path: form_settings(png.read_settings(path), path.name, limits))
+
+    def read(path: Path) -> dict[str, Any]:
+        return form_settings(png.without_half_pairs(png.read_settings(path)), path.name, limits)
+
+    return _read(path, limits, read)
 
 
 def numerics_notice(path: Path) -> str | None:

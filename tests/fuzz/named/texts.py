@@ -2,9 +2,10 @@
 
 from tests.fuzz.cases import Case
 from tests.fuzz.edits import STYLES_HEAD
-from tests.fuzz.named.making import DONE, REFUSED, Named, call, everywhere, flags
+from tests.fuzz.named.making import DONE, EITHER, REFUSED, Named, call, everywhere, flags
 
 TEXT_DOORS = (("library", "pipeline"), ("command", "verify"))
+WHOLE = ("usual", "UNICODE", "whole")  # a dropped picture that is only damaged in its text
 NAMED: Named = {
     **{
         f"{file}: {how}": everywhere(kind, ("strange", file, how), doors=TEXT_DOORS)
@@ -89,6 +90,23 @@ NAMED: Named = {
     "styles without end": flags(("--prompt", "x"), ("--styles", "endless"), ("--style", "x")),
     "a callback of no dictionary": call(
         "library", "pipeline", kind="sd1", callback_on_step_end="callback without an end"
+    ),
+    **{
+        f"in History, {what}": ([Case("bare", (), "tab", "history", steps)], ends)
+        for what, steps, ends in (
+            ("a label of half a surrogate pair", (("settings", "label=surrogate"),), DONE),
+            ("a page of 400 digits", (("HistoryTab.show", str(10**400)),), DONE),
+            ("a page that is a text", (("HistoryTab.following", "x"),), DONE),
+            ("a locked index", (("index", "locked"), ("HistoryTab.show", "1")), DONE),
+            ("nothing to delete", (("HistoryTab.delete", "0"),), REFUSED),
+        )
+    },
+    "a dropped picture with half a surrogate pair": (
+        [
+            Case("bare", (("settings", "label", "surrogate"),), "tab", "dropped"),
+            Case("bare", (("write_dropped", "PNG", "FOOOCUS", "texts: surrogate", *WHOLE),), "tab", "dropped"),
+        ],
+        EITHER,
     ),
     "a callback of other latents": call(
         "library", "pipeline", kind="sd1", callback_on_step_end="callback of other latents"

@@ -1,5 +1,6 @@
 """The index: it follows the folder, whatever happened to its file, and finds words, models, days and favourites."""
 
+import contextlib
 import os
 import sqlite3
 import threading
@@ -104,6 +105,9 @@ def test_a_file_that_is_no_index_is_replaced(tmp_path, what):
         )
     assert found(tmp_path) == ["a.png"]
     assert found(tmp_path) == ["a.png"]
+    if what != "folder":  # it stays, and the index is in memory
+        with contextlib.closing(sqlite3.connect(file)) as db:
+            assert db.execute("SELECT path FROM pictures").fetchall() == [("a.png",)]
 
 
 def test_threads_share_an_index(tmp_path):

@@ -1,0 +1,38 @@
+"""The events of the History tab, without a server."""
+
+import json
+
+import pytest
+
+from tests.ui.history.test_index import add
+from tests.ui.history.unserved import UnservedPage
+
+
+@pytest.fixture
+def page(tmp_path, upload_folder) -> UnservedPage:
+    """The page of a shelf with three pictures."""
+    for number in range(3):
+        add(tmp_path / "shelf", f"{number}.png", number, seed=number)
+    page = UnservedPage(tmp_path / "shelf")
+    page.press("HistoryTab.show")
+    return page
+
+
+def captions(answer: str) -> list[str]:
+    """Return the captions in the JSON of an answer."""
+    (pictures,) = [part["value"] for part in json.loads(answer) if isinstance(part, dict) and "value" in part]
+    return [picture["caption"] for picture in pictures]
+
+
+def test_a_page_is_selected_without_reading_its_pictures_again(page, monkeypatch):
+    page.press("HistoryTab.select_several", {"Select several": True})
+    page.press("HistoryTab.pick", index=1)
+    monkeypatch.setattr("fastdiff.requests.png.read_settings", None)
+    answer = page.press("HistoryTab.select_page")
+    assert captions(answer) == [f"✓ A Tree frog, seed {seed}" for seed in (2, 1, 0)] and "3 selected" in answer
+    assert [drawn.record["seed"] for drawn in page.session.selected] == [1, 2, 0]
+
+
+def test_a_page_is_not_selected_while_one_picture_is(page):
+    page.press("HistoryTab.select_page")
+    assert page.session.selected is None
