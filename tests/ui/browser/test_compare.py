@@ -15,6 +15,7 @@ from tests.ui.browser.actions import (
     numbers,
     pick,
     screenshot,
+    until,
     wait_for_status,
 )
 
@@ -46,13 +47,17 @@ def test_a_picture_is_sent_to_compare_and_settings_come_back(page):
 
 def test_each_side_has_a_live_preview_and_its_controls_on_one_line(page, slow_steps):
     page.get_by_role("tab", name="Compare").click()
-    for name in ("Model", "Steps", "Scheduler", "Guidance", "Width", "Height"):
+
+    def are_on_one_line(name):
         is_list = name in ("Model", "Scheduler")
         fields = page.get_by_label(name, exact=True).locator("visible=true") if is_list else numbers(page, name)
         boxes = [fields.nth(i).bounding_box() for i in (0, 1)]
         models = page.get_by_label("Model", exact=True).locator("visible=true")
         tops = [models.nth(i).bounding_box() for i in (0, 1)]
-        assert all(abs(box["y"] - top["y"]) < 60 for box, top in zip(boxes, tops, strict=True))
+        return all(abs(box["y"] - top["y"]) < 60 for box, top in zip(boxes, tops, strict=True))
+
+    for name in ("Model", "Steps", "Scheduler", "Guidance", "Width", "Height"):
+        until(page, lambda name=name: are_on_one_line(name))  # the tab may still be opening
     steps = numbers(page, "Steps")
     fill(page, {steps.nth(0): "5", steps.nth(1): "5"})
     page.get_by_role("button", name="Compare", exact=True).click()
@@ -70,14 +75,16 @@ def test_pictures_stand_side_by_side_above_the_settings(page, tmp_path, width):
     fill(page, {numbers(page, "Steps").nth(i): "1" for i in (0, 1)})
     page.get_by_role("button", name="Compare", exact=True).click()
     page.locator("dl.settings").locator("visible=true").get_by_text("Pixel difference").wait_for()
-    one, other = (page.locator(".enlarged").locator("visible=true").nth(i).bounding_box() for i in (0, 1))
-    assert one["y"] == other["y"] and one["x"] + one["width"] <= other["x"]
-    assert other["x"] + other["width"] <= width
+
+    def are_side_by_side_and_above():
+        one, other = (page.locator(".enlarged").locator("visible=true").nth(i).bounding_box() for i in (0, 1))
+        fields = [page.get_by_label(name, exact=True).locator("visible=true") for name in ("Model", "Scheduler")]
+        highest = min(field.nth(i).bounding_box()["y"] for field in fields for i in (0, 1))
+        in_order = one["x"] + one["width"] <= other["x"] and other["x"] + other["width"] <= width
+        return in_order and one["y"] == other["y"] and one["y"] + one["height"] <= highest
+
+    until(page, are_side_by_side_and_above)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    below = one["y"] + one["height"]
-    for name in ("Model", "Scheduler"):
-        fields = page.get_by_label(name, exact=True).locator("visible=true")
-        assert all(fields.nth(i).bounding_box()["y"] >= below for i in (0, 1))
     page.evaluate("scrollTo(0, 0)")
     screenshot(page, f"compare-{width}", tmp_path)
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.ui.browser.actions import wait_for_status
+from tests.ui.browser.actions import until, wait_for_status
 
 pytestmark = pytest.mark.slow
 
@@ -24,12 +24,15 @@ def test_the_first_click_draws_what_its_prompt_says(page):
 
 
 def test_the_empty_stage_has_examples_that_a_click_draws(page):
-    examples, stage = page.locator("#examples"), page.locator("#gallery").bounding_box()
+    examples = page.locator("#examples")
     assert examples.get_by_role("button").count() == 6
-    for example in examples.get_by_role("button").all():
-        box = example.bounding_box()
-        assert stage["x"] < box["x"] < box["x"] + box["width"] < stage["x"] + stage["width"]
-        assert stage["y"] < box["y"] < box["y"] + box["height"] < stage["y"] + stage["height"]
+
+    def is_on_stage(example):
+        box, stage = example.bounding_box(), page.locator("#gallery").bounding_box()
+        is_wide = stage["x"] < box["x"] < box["x"] + box["width"] < stage["x"] + stage["width"]
+        return is_wide and stage["y"] < box["y"] < box["y"] + box["height"] < stage["y"] + stage["height"]
+
+    until(page, lambda: all(map(is_on_stage, examples.get_by_role("button").all())))
     examples.get_by_role("button", name="rocket").click()
     page.locator("dl.settings").get_by_text("rocket, flat emoji").wait_for()
     picture = page.locator("#gallery").get_by_test_id("detailed-image")

@@ -193,7 +193,8 @@ def test_on_a_phone_the_finished_picture_scrolls_into_view(open_page):
     generate(page, steps=1)
     wait_for_status(page, "Drew 1 picture")
     until(page, lambda: in_view(page, on_stage(page)))
-    assert on_stage(page).bounding_box()["y"] + 300 < page.locator("#generate").bounding_box()["y"]
+    generate_at = page.locator("#generate").bounding_box
+    until(page, lambda: on_stage(page).bounding_box()["y"] + 300 < generate_at()["y"])
 
 
 def test_one_line_says_how_far_the_run_is(page, slow_steps):
@@ -208,12 +209,18 @@ def test_generate_and_the_line_of_a_run_are_above_the_pictures(open_page, slow_s
     page = open_page(size)
     generate(page, steps=3)
     wait_for_status(page, "Drew 1 picture")
-    page.evaluate("scrollBy(0, document.querySelector('#gallery').getBoundingClientRect().bottom - innerHeight + 9)")
     on_top = """(each) => {
         const {x, y, width, height} = each.getBoundingClientRect();
         return each.contains(document.elementFromPoint(x + width / 2, y + height / 2));
     }"""
-    assert page.locator("#generate").evaluate(on_top)
+
+    def is_reachable():
+        page.evaluate(
+            "scrollBy(0, document.querySelector('#gallery').getBoundingClientRect().bottom - innerHeight + 9)"
+        )
+        return page.locator("#generate").evaluate(on_top)
+
+    until(page, is_reachable)  # the page scrolls by itself at first
     label_is_below = """() => {
         const labels = [...document.querySelectorAll("[data-testid=block-info]")];
         const label = labels.find((each) => each.innerText === "Guidance");
@@ -221,7 +228,7 @@ def test_generate_and_the_line_of_a_run_are_above_the_pictures(open_page, slow_s
         scrollBy(0, place().y - document.querySelector("#generate").getBoundingClientRect().y - 9);
         return document.elementFromPoint(place().x + 5, place().y + 5).closest(".actions") !== null;
     }"""
-    assert page.evaluate(label_is_below)
+    until(page, lambda: page.evaluate(label_is_below))
     slow_steps.seconds = 1
     page.locator("#generate").dispatch_event("click")
     page.locator("#status [role=progressbar]").wait_for()
@@ -230,7 +237,7 @@ def test_generate_and_the_line_of_a_run_are_above_the_pictures(open_page, slow_s
         page.evaluate("scrollBy(0, document.querySelector('#gallery').getBoundingClientRect().top + 99)")
         return page.locator("#status [role=progressbar]").evaluate(on_top)
 
-    until(page, is_on_top)  # the page scrolls by itself at first
+    until(page, is_on_top)
 
 
 def test_cancel_is_there_while_something_is_drawn(page, slow_steps):
