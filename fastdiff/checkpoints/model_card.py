@@ -45,7 +45,7 @@ class ModelCard:
         default_factory=dict
     )  # part name -> its weights, if they are not in the folder
     scheduler_changes: Mapping[str, Any] = field(default_factory=dict)  # options that replace the folder's
-    guess: str | None = None  # a line about what the file does not say
+    guess: str | None = None  # a line about what the file does not say, or what an option overrides
 
     @classmethod
     def read(cls, name: str, folder: Path, given: Mapping[str, Any] = MappingProxyType({})) -> "ModelCard":

@@ -19,6 +19,7 @@ from tests.fuzz import edits, folders, pickles, tabs, text_edits
 from tests.fuzz.doors import command, library, page, tab
 from tests.fuzz.doors.outcomes import Options, Outcome
 from tests.fuzz.edits import Edit
+from tests.fuzz.named import hostile_files
 from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, OF_PROMPTS, PLAIN, TEXTS, WORDS
 from tests.fuzz.watch import watching
 
@@ -88,6 +89,7 @@ DOORS: dict[str, Callable[[Path, str, Options], Outcome]] = {
     "tab": tab.call,
 }
 DRAWING = {("command", "sample"), ("command", "from"), ("library", "pipeline"), ("page", "generate")}
+DRAWING.add(("command", "sample file"))
 
 
 @cache
@@ -354,6 +356,14 @@ def style_cases(draw: st.DrawFn) -> Case:
     return Case("sd1", (("styles", content),), "command", "sample", (("--styles", "styles"), ("--style", name)))
 
 
+@st.composite
+def file_cases(draw: st.DrawFn) -> Case:
+    """Single files, most of them hostile."""
+    how = draw(st.sampled_from(["sound", *hostile_files.CONTENTS]))
+    edit = "single", how, str(draw(st.integers(0, 1000)))
+    return Case("sd1", (edit,), "command", draw(st.sampled_from(["sample file", "sample file", "info file"])))
+
+
 GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "png": png_cases(),
     "command": command_cases(),
@@ -363,6 +373,7 @@ GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "styles": style_cases(),
     "dropped": (tabs.dropped() | tabs.dropped() | tabs.dropping(png_edits())).map(lambda drawn: Case("bare", *drawn)),
     "history": tabs.clicks().map(lambda drawn: Case("bare", *drawn)),
+    "files": file_cases(),
     **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},
 }
 

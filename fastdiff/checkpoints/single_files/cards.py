@@ -117,10 +117,12 @@ def guessed_prediction(file: SingleFile) -> PredictionType:
 
 
 def _scheduler_changes(file: SingleFile, options: FileOptions) -> tuple[dict[str, Any], str | None]:
-    """Return the options of the scheduler that the file decides, and a line if one of them is a guess."""
+    """Return the options of the scheduler that the file decides, and a line about a guess or a contradiction."""
     changes: dict[str, Any] = dict(_ZERO_SNR) if file.has_zero_snr else {}
-    prediction = options.prediction_type or file.stated_prediction()
-    guess = None
+    stated = file.stated_prediction()
+    prediction, guess = options.prediction_type or stated, None
+    if stated not in (None, prediction):
+        guess = f"{file.path} says that it predicts {stated}; --prediction-type overrides it: {prediction}"
     if prediction is None and file.base == kinds.SD2 and options.config is None:
         prediction = guessed_prediction(file)
         guess = (

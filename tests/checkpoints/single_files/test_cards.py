@@ -33,7 +33,6 @@ def card_of(tmp_path, shapes, *, metadata=None, **options):
         (SD2 | EMPTY, {"modelspec.prediction_type": "epsilon"}, None, "sd2-v", "v_prediction", False),
         (SDXL, None, None, "sdxl", "epsilon", False),
         (SDXL, {"modelspec.prediction_type": "v"}, None, "sdxl", "v_prediction", False),
-        (SDXL | EMPTY, None, "epsilon", "sdxl", "epsilon", False),
     ],
 )
 def test_the_configs_and_the_prediction_type(tmp_path, shapes, metadata, asked, folder, prediction, is_guess):
@@ -44,6 +43,17 @@ def test_the_configs_and_the_prediction_type(tmp_path, shapes, metadata, asked, 
     assert card.notices == ([card.guess] if is_guess else [])
     if is_guess:
         assert "v_prediction is a guess" in card.guess and "--prediction-type" in card.guess
+
+
+@pytest.mark.parametrize("hint", [(SDXL | EMPTY, None), (SDXL, {"modelspec.prediction_type": "v"})])
+def test_the_option_overrides_the_file_and_a_line_says_so(tmp_path, hint):
+    shapes, metadata = hint
+    card = card_of(tmp_path, shapes, metadata=metadata, prediction_type="epsilon")
+    assert card.read_scheduler()["prediction_type"] == "epsilon"
+    assert card.notices == [
+        f"{tmp_path / 'model.safetensors'} says that it predicts v_prediction; --prediction-type overrides it: epsilon"
+    ]
+    assert card_of(tmp_path, shapes, metadata=metadata, prediction_type="v_prediction").notices == []
 
 
 def test_the_global_step_of_sd2_base_makes_the_guess_epsilon(tmp_path):

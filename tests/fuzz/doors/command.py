@@ -20,6 +20,7 @@ from fastdiff.runs import plot
 from tests.fuzz.doors.library import check_plan
 from tests.fuzz.doors.outcomes import Options, Outcome, said_of
 from tests.fuzz.edits import PNG_NAME
+from tests.fuzz.named.hostile_files import FILE_NAME
 from tests.fuzz.values import PROMPT, WORDS
 
 _PROGRESS = re.compile(r"fastdiff: (drawing \d+ |.* (pictures|trajectories)/s)")
@@ -41,6 +42,7 @@ def call(folder: Path, what: str, options: Options) -> Outcome:
         return Outcome(False, "", [said_of(error)])
     said = [line for line in re.split(r"[\r\n]+", err.getvalue()) if line.strip() and not _PROGRESS.match(line)]
     problems = _check_lines(code, said, out.getvalue())
+    problems += ["exit code 1 for a file"] if code == 1 and what.endswith(" file") else []
     if code == 0 and what == "sample":
         problems += _check_files(folder, out.getvalue())
     return Outcome(code == 0, " ".join(said), problems)
@@ -63,6 +65,11 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     ],
     "from": lambda folder: ["sample", "--from", str(folder / PNG_NAME), "-m", str(folder), "--steps", "1", "--json"],
     "info": lambda folder: ["info", str(folder / PNG_NAME)],
+    "sample file": lambda folder: [
+        *("sample", "-m", str(folder / FILE_NAME), "--config", str(folder), "--device", "cpu", "--dtype", "float32"),
+        *("--steps", "1", "--num-images", "1", "--prompt", PROMPT),
+    ],
+    "info file": lambda folder: ["info", str(folder / FILE_NAME)],
     "models": lambda folder: ["models", str(folder)],
     "verify": lambda folder: ["verify", str(folder), "--steps", "2", "--device", "cpu"],
     "bench": lambda folder: ["bench", str(folder), "--steps", "1", "--no-compile", "--device", "cpu"],

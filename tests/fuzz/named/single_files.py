@@ -1,0 +1,14 @@
+"""Named cases of single files: each ends with one line."""
+
+from tests.fuzz.cases import Case
+from tests.fuzz.named.hostile_files import CONTENTS
+from tests.fuzz.named.making import DONE, REFUSED, Named
+
+NAMED: Named = {
+    f"a single file: {how}": (
+        [Case("sd1", (("single", how, "500"),), "command", "sample file")],
+        DONE if how == "sound" else REFUSED,
+    )
+    for how in CONTENTS
+    if how != "metadata that is a list"
+}
