@@ -117,6 +117,8 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
     .stage-column { scroll-margin-bottom: 80px }
     .enlarged, .live { height: 170px !important }
     #status { min-height: 84px !important }
+    #history-page { flex-grow: 1 !important }
+    #history-status, #history-view, #selection .block:first-child { flex: 1 0 100% !important }
 }
 
 /* The live preview covers the stage above the strip of pictures. It hides while these have the pointer or focus. */

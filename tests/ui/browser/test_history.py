@@ -6,7 +6,7 @@ import zipfile
 import pytest
 from PIL import Image
 
-from tests.ui.browser.actions import captions, generate, screenshot, until, wait_for_end, wait_for_status
+from tests.ui.browser.actions import PHONE, captions, generate, screenshot, until, wait_for_end, wait_for_status
 
 pytestmark = pytest.mark.slow
 
@@ -141,3 +141,16 @@ def test_several_pictures_are_saved_starred_and_deleted(page, tmp_path):
     page.locator("#selection").wait_for(state="detached")
     page.locator("#history .thumbnail-lg").first.click()
     assert enlarged(page) == "63"
+
+
+def test_a_phone_has_its_own_rows(open_page, tmp_path):
+    page = open_page(PHONE)
+    open_history(page, range(70, 72))
+    boxes = {name: page.locator(name).bounding_box() for name in ("#history-search", "#history-page")}
+    assert boxes["#history-search"]["width"] == boxes["#history-page"]["width"]
+    assert page.locator("#history-status").bounding_box()["width"] > 300
+    page.locator("#history .thumbnail-lg").first.click()
+    assert enlarged(page) == "71"
+    view, previous, following = (page.locator(name).bounding_box() for name in ("#history-view", "#previous", "#next"))
+    assert view["y"] + view["height"] <= previous["y"] == following["y"]
+    screenshot(page, "history-phone", tmp_path, full_page=True)
