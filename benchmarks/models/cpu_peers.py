@@ -27,7 +27,7 @@ CLASSES = {  # classes of torch's functions, by a part of their names; the first
     "activations": ("silu", "gelu", "sigmoid"),
     "copies": ("cat", "copy", "clone", "upsample", "strided", "empty", "pad", "permute", "contiguous"),
 }
-REPEATS, CALLS = 8, 5  # profiles, of which the shortest counts, and forwards in each
+REPEATS, CALLS = 8, 5  # `profile` runs REPEATS times and keeps the shortest; each run has CALLS forwards
 
 
 def by_torch(model: Any, arrays: Arrays, threads: int, *, dtype: str = "float32", channels_last: bool = False) -> Any:

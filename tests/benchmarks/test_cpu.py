@@ -59,10 +59,11 @@ def test_peers_take_turns_in_processes_of_their_own(load, folder, monkeypatch):
     bench = load("bench_cpu")
     monkeypatch.setattr(bench, "SECONDS", 0.01)
     monkeypatch.setattr(bench, "BUSY_SECONDS", 0.01)
-    row = bench.row(folder, 2, ("fastdiff", "eager"), rounds=1)
-    for name in ("fastdiff", "eager"):
+    peers = ("fastdiff", "bfloat16")  # neither imports diffusers, and their threads wait without spinning
+    row = bench.row(folder, 2, peers, rounds=1)
+    for name in peers:
         assert row[f"{name}_first_s"] > 0 and row[f"{name}_ms"] > 0 and row[f"{name}_busy_ms"] > 0
-    assert row["fastdiff_err"] < 1e-5 and row["profile_whole_ms"] > 0
+    assert row["fastdiff_err"] < 1e-5 < row["bfloat16_err"] < 0.1 and row["profile_whole_ms"] > 0
 
 
 def test_a_process_that_ends_early_is_named(load, folder):
