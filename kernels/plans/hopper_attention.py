@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fastdiff.kernels.device.hopper.attention import hopper_attention_kernel
 from fastdiff.kernels.device.hopper.attention_few_keys import few_keys_attention_kernel
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.device.math import LOG2_E
@@ -92,6 +91,8 @@ def launch_plan(
 def _launch_tiles(
     tiles: AttentionTiles, out: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, heads: int, causal: bool
 ) -> None:
+    from fastdiff.kernels.device.hopper.attention import hopper_attention_kernel  # imports Gluon
+
     pairs, keys, groups = q.shape[0] * heads, k.shape[1], tiles.groups
     blocks, programs = triton.cdiv(q.shape[1], BLOCK), tiles.resident * multiprocessors(q.device)
     full, small = _split(blocks, pairs, programs) if groups == 3 else (triton.cdiv(blocks, groups), 0)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.device.hopper.conv2d import hopper_conv
 from fastdiff.kernels.host.launching import gluon_descriptor, launch, multiprocessors, suits_descriptors
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
@@ -132,6 +131,8 @@ def convolve(
     Args:
         epilogue: bias, temb, the stride of temb's rows, and the scale that is applied after them.
     """
+    from fastdiff.kernels.device.hopper.conv2d import hopper_conv  # imports Gluon
+
     first = inputs.parts[0]
     y = first.new_empty(problem.out_shape, dtype=inputs.dtype)
     pixels = moments_pixels(problem) if measured else None

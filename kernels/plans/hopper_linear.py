@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fastdiff.kernels.device.hopper.linear import hopper_linear_kernel
 from fastdiff.kernels.host.launching import (
     gluon_descriptor,
     launch,
@@ -129,6 +128,8 @@ def launch_tiles(
     Args:
         activation2: the activation of the second product, if there are two.
     """
+    from fastdiff.kernels.device.hopper.linear import hopper_linear_kernel  # imports Gluon
+
     x, y, weight = _rows(factors.x), _rows(y), factors.weight
     (tokens, channels), out_channels = x.shape, y.shape[1]
     bias, residual = side_by_side(bias), None if residual is None else residual.contiguous()

@@ -103,6 +103,19 @@ def test_every_public_name_is_there_without_triton_and_diffusers():
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
+def test_a_picture_drawn_on_a_cpu_imports_no_gluon(tmp_path):
+    code = (
+        "import sys\n"
+        "from fastdiff.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "print(code, 'torch' in sys.modules, [name for name in sys.modules if name.startswith('triton.experimental')])"
+    )
+    picture = tmp_path / "picture.png"
+    drawing = "sample -m emoji64 --label 0 --num-images 1 --steps 1 --device cpu --out"
+    done = python("-c", code, *drawing.split(), str(picture))
+    assert picture.exists() and done.stdout.splitlines()[-1] == "0 True []", done.stderr
+
+
 @pytest.mark.slow
 def test_loading_a_model_has_torch_import_no_compiler():
     code = (
