@@ -146,11 +146,16 @@ def test_several_pictures_are_saved_starred_and_deleted(page, tmp_path):
 def test_a_phone_has_its_own_rows(open_page, tmp_path):
     page = open_page(PHONE)
     open_history(page, range(70, 72))
-    boxes = {name: page.locator(name).bounding_box() for name in ("#history-search", "#history-page")}
-    assert boxes["#history-search"]["width"] == boxes["#history-page"]["width"]
-    assert page.locator("#history-status").bounding_box()["width"] > 300
+
+    def box(name):
+        return page.locator(name).bounding_box()
+
+    def has_own_row(name):
+        return box(name)["y"] + box(name)["height"] <= box("#previous")["y"] == box("#next")["y"]
+
+    until(page, lambda: box("#history-search")["width"] == box("#history-page")["width"])
+    until(page, lambda: box("#history-status")["width"] > 300)
     page.locator("#history .thumbnail-lg").first.click()
     assert enlarged(page) == "71"
-    view, previous, following = (page.locator(name).bounding_box() for name in ("#history-view", "#previous", "#next"))
-    assert view["y"] + view["height"] <= previous["y"] == following["y"]
+    until(page, lambda: has_own_row("#history-view"))
     screenshot(page, "history-phone", tmp_path, full_page=True)
