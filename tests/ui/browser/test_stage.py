@@ -38,6 +38,9 @@ PLACES = """
 () => [...document.querySelectorAll("#generate, #gallery, #gallery-view")]
     .map((each) => Math.round(each.getBoundingClientRect().y))
 """  # of elements that must not move
+PLACE_ON_STAGE = """
+(image) => image.getBoundingClientRect().x - document.querySelector("#gallery").getBoundingClientRect().x
+"""  # a scrollbar of the page moves both
 
 
 def on_stage(page, gallery: str = "#gallery"):
@@ -63,14 +66,14 @@ def test_the_preview_is_as_large_as_the_picture_will_be(page, slow_steps):
     slow_steps.turns.release()
     image = page.locator("#preview img").first
     image.wait_for()
-    place, drawn = image.bounding_box(), image.evaluate(DISPLAYED)
+    place, drawn = image.evaluate(PLACE_ON_STAGE), image.evaluate(DISPLAYED)
     before = page.evaluate(PLACES)
     slow_steps.turns.release(100)
     wait_for_status(page, "Drew 1 picture")
-    assert page.evaluate(PLACES) == before
+    until(page, lambda: page.evaluate(PLACES) == before)
     finished = on_stage(page).evaluate(DISPLAYED)
     assert (drawn["width"], drawn["rendering"]) == (finished["width"], "pixelated")
-    assert abs(place["x"] - on_stage(page).bounding_box()["x"]) < 4
+    assert abs(place - on_stage(page).evaluate(PLACE_ON_STAGE)) < 4
 
 
 def test_several_are_a_strip_that_the_arrows_walk_and_a_grid_by_one_control(page):
