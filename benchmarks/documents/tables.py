@@ -261,6 +261,17 @@ TABLES: dict[str, Table] = {
         "",
         joined_by="triton",
     ),
+    "single-file": Table(
+        "single_file",
+        [
+            Column("the file, GB", of("gigabytes")),
+            Column("first process, s", of("cold")),
+            Column("later, s", of("again")),
+            Column("host memory, GB", of("memory")),
+        ],
+        {"sdxl": "Stable Diffusion XL"},
+        "",
+    ),
     "text-to-image-cpu": Table(
         "text_to_image_cpu",
         [
