@@ -71,7 +71,7 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 .stage .media-button img, .frame img:not([data-small]) {
     width: max(min(var(--w), var(--room)), var(--enlarged)) !important; height: auto !important }
 .stage .thumbnails img, .stage .thumbnail-lg img:not([data-small]) { width: 100% !important; height: 100% !important }
-.stage .thumbnail-small:only-child { visibility: hidden }
+.stage .thumbnail-small:only-child { opacity: 0 }
 .stage .thumbnails { scrollbar-width: thin }
 .stage .caption { max-width: 100% }
 .stage-column:has(input[value="Pixels"]:checked) .stage .media-button { display: block; overflow: auto }
@@ -79,7 +79,6 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
     width: round(down, max(2 * var(--w), 200cqw), var(--w)) !important; max-width: none;
     height: auto !important; border-radius: 0; image-rendering: pixelated }
 .stage-column:has(input[value="Grid"]:checked) .stage .preview { display: none }
-.stage-column:not(:has(input[value="Grid"]:checked)) .stage:has(.preview) .grid-container { visibility: hidden }
 .stage .thumbnail-lg:has(img[alt^="✓"]) { outline: 3px solid var(--primary-500); outline-offset: -3px }
 .stage-column:has(input[value="Grid"]:checked) :is(#previous, #next) { display: none }
 .stage .empty svg, .enlarged .empty svg { display: none }
@@ -151,8 +150,7 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 # click on a section's title: the section is laid out bit by bit when it opens; as much as possible of it is shown.
 # load: the style sheet scales a picture by its natural size, which is known once it is loaded. Gradio gives the
 #   pictures of Compare no text for a screen reader; their label is one.
-# MutationObserver: Gradio has no roles for groups, and none for an empty stage. It builds a tab when it is opened. Tab
-#   would go into a dropdown's long list, which then closes and loses the focus.
+# MutationObserver: Gradio has no roles for groups, and none for an empty stage. It builds a tab when it is opened.
 JS = f"""
 () => {{
     addEventListener("keydown", (event) => {{
@@ -214,7 +212,6 @@ JS = f"""
         }}
     }};
     new MutationObserver(() => {{
-        for (const list of document.querySelectorAll("[role=listbox]:not([tabindex])")) list.tabIndex = -1;
         name(".empty[aria-label]", "img", () => "No picture yet");
         name(".row.labels", "group", () => "Label");
         name(".gr-group.prompts", "group", () => "Prompts");
