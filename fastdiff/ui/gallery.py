@@ -236,9 +236,9 @@ class SaveRun:
     def connect(self, session: gr.State, status: gr.HTML, most: int) -> None:
         """Let the buttons save the pictures of `session`. most: bytes of files that are kept for downloads."""
 
-        def save(session: Session, write: Callable[[Session], Path], said: str) -> Updates:
+        def save(write: Callable[[], Path], said: str) -> Updates:
             try:
-                path = write(session)
+                path = write()
             except PROBLEMS as error:
                 return {self.file: None, status: problem(error)}
             return {self.file: str(path), status: note(said)}
@@ -246,11 +246,11 @@ class SaveRun:
         def save_zip(session: Session) -> Updates:
             """Write the files of the run into a ZIP for the browser."""
             said = f"Saved {number_of_pictures(len(session.drawn))} as a ZIP"
-            return save(session, lambda session: _write_zip(session, most), said)
+            return save(lambda: _write_zip(session, most), said)
 
         def save_grid(session: Session) -> Updates:
             """Write the grid into the folder of the run, where History also finds it."""
-            return save(session, _write_grid, "Saved grid.png; it is also in History")
+            return save(lambda: _write_grid(session), "Saved grid.png; it is also in History")
 
         for button, write in ((self.zip, save_zip), (self.grid, save_grid)):
             button.click(write, session, [self.file, status], **QUICK).then(None, self.file, None, js=DOWNLOAD, **QUICK)

@@ -100,7 +100,7 @@ def _press(page: UnservedPage, event: str, value: Any) -> bool:
 
 
 def _replace(path: Path, how: str, stack: ExitStack) -> None:
-    """Put something else in the place of a file or folder."""
+    """Lock a file, or replace a file or folder with what `how` names."""
     if how == "locked":
         db = stack.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
         db.execute("BEGIN EXCLUSIVE")
