@@ -124,6 +124,11 @@ class ModelCard:
         inside = self.weights.get(self.denoiser.name)
         return None if inside is None else inside.path
 
+    @property
+    def source(self) -> Path:
+        """The single file, or the model folder."""
+        return self.file or self.folder
+
     def read_scheduler(self) -> dict[str, Any]:
         """Return the config of the scheduler. Raises InputError if it cannot be read."""
         path = hub.component_folder(self.folder, registry.SCHEDULER.name) / "scheduler_config.json"

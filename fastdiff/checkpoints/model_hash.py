@@ -45,7 +45,7 @@ def begin_sha256(paths: Sequence[Path]) -> "Future[str]":
 
     A process reads files that do not change only once. The hash of one large file is also kept for other processes.
     """
-    state = tuple(_state(path) for path in paths)
+    state = tuple(state_of(path) for path in paths)
     with _lock:
         digits = _begun.get(state)
         if digits is None or (digits.done() and digits.exception()):
@@ -56,6 +56,26 @@ def begin_sha256(paths: Sequence[Path]) -> "Future[str]":
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits. Raises OSError if it cannot be read."""
     return begin_sha256([path]).result()
+
+
+def known_hash(path: Path) -> str | None:
+    """Return the SHA-256 of a file if the file is small or the hash was computed before. Raises as `file_hash`."""
+    begun = _begun.get((state_of(path),))
+    if begun is not None:
+        return begun.result() if begun.done() and begun.exception() is None else None
+    return file_hash(path) if os.path.getsize(path) < _LARGE else _kept(path)
+
+
+def begin_known(paths: Sequence[Path]) -> None:
+    """Begin to compute the hashes of files, one after the other, for `known_hash`."""
+
+    def compute() -> str:
+        for path in paths:
+            with contextlib.suppress(OSError):
+                file_hash(path)
+        return ""
+
+    _in_thread(compute)
 
 
 def begin_files_hash(card: ModelCard, variant: str | None) -> "Future[str]":
@@ -81,8 +101,8 @@ def _in_thread(compute: Callable[[], str]) -> "Future[str]":
     return future
 
 
-def _state(path: Path) -> tuple[str, int, int, int, int]:
-    """Return what changes whenever a file is written or replaced."""
+def state_of(path: Path) -> tuple[str, int, int, int, int]:
+    """Return what changes whenever a file is written or replaced. Raises OSError if the file is not there."""
     found = os.stat(path)
     return str(path.absolute()), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -119,18 +139,29 @@ def _sha256(paths: Sequence[Path]) -> str:
 
 def _kept_sha256(path: Path) -> str:
     """Return the SHA-256 of a file. That of a large file comes from the disk if an earlier process computed it."""
-    state = list(_state(path))
     if os.path.getsize(path) < _LARGE:
         return _sha256([path])
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    kept = Path(cache, "fastdiff", "hashes", hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32])
-    with contextlib.suppress(OSError, ValueError):
-        *found, digits = parse_json(kept.read_bytes().decode())
-        if found == state and isinstance(digits, str):
-            return digits
+    state, known = state_of(path), _kept(path)
+    if known is not None:
+        return known
     digits = _sha256([path])
     with contextlib.suppress(OSError, ValueError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with temporaries.holding(kept.parent, json.dumps([*state, digits]).encode()) as written:
-            os.replace(written, kept)
+        place = _place_of_hash(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with temporaries.holding(place.parent, json.dumps([*state, digits]).encode()) as written:
+            os.replace(written, place)
     return digits
+
+
+def _kept(path: Path) -> str | None:
+    """Return the SHA-256 of a file that an earlier process kept on the disk, or None."""
+    with contextlib.suppress(OSError, ValueError):
+        *state, digits = parse_json(_place_of_hash(path).read_bytes().decode())
+        if state == list(state_of(path)) and isinstance(digits, str):
+            return digits
+    return None
+
+
+def _place_of_hash(path: Path) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache, "fastdiff", "hashes", hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32])

@@ -8,8 +8,10 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
+from fastdiff.checkpoints.single_files.listing import VARIABLE, models_folder
 from fastdiff.cli.arguments import DEVICES
 from fastdiff.cli.interruption import CTRL_C
 from fastdiff.cli.streams import printable
@@ -20,6 +22,7 @@ from fastdiff.ui.serving import access
 
 MAX_PORT = 65535
 MINUTES_OF_OTHERS = 10.0
+MOST_LINES = 10  # about models that are not offered
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,9 +42,10 @@ def run(args: argparse.Namespace) -> int:
 
     minutes = args.max_minutes or (MINUTES_OF_OTHERS if is_open else None)
     styles = None if args.styles is None else Styles.read(args.styles)
-    engine = Engine(args.models_dir, args.allow_hub, args.device, minutes, args.preview_vae, styles)
-    for name, problem in engine.catalogue.left_out().items():
-        print(printable(f"fastdiff: model {name} is not offered: {problem}"), file=sys.stderr)
+    models_dir = models_folder(args.models_dir)
+    engine = Engine(models_dir, args.allow_hub, args.device, minutes, args.preview_vae, styles)
+    for line in _not_offered(engine.catalogue.left_out(), models_dir):
+        print(printable(f"fastdiff: {line}"), file=sys.stderr)
     for line in find_device_notices(engine.device):
         print(f"fastdiff: {line}", file=sys.stderr)
     signal.signal(signal.SIGTERM, CTRL_C.answer)  # so that SIGTERM removes the server's folder too
@@ -62,6 +66,15 @@ def run(args: argparse.Namespace) -> int:
         threading.Thread(target=engine.warm_up, args=(defaults.MODEL,)).start()  # loaded before the first click
         CTRL_C.wait()
     return 0
+
+
+def _not_offered(problems: Mapping[str, str], models_dir: Path | None) -> list[str]:
+    """Return lines that say why models are not offered. A folder may hold hundreds of LoRAs, so the lines are few."""
+    lines = [f"model {name} is not offered: {problem}" for name, problem in problems.items()]
+    if len(lines) > MOST_LINES:
+        others = f"{len(lines) - MOST_LINES} more models are not offered; fastdiff models"
+        lines[MOST_LINES:] = [others + (f" --models-dir {models_dir} lists them" if models_dir else " lists them")]
+    return lines
 
 
 def _users(args: argparse.Namespace, host: str, is_open: bool) -> access.Users | None:
@@ -108,7 +121,8 @@ def host_name(text: str) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--models-dir", type=Path, metavar="DIR", help="also offer the model folders inside DIR")
+    help = f"also offer the model folders and single files inside DIR (default: ${VARIABLE})"
+    add("--models-dir", type=Path, metavar="DIR", help=help)
     add(
         "--outputs",
         type=Path,

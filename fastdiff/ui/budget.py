@@ -14,7 +14,7 @@ class Budget:
 
     def __init__(self, minutes: float | None = None) -> None:
         self.minutes = minutes
-        # seconds per step and picture, by (model folder, precision) and then by the picture's number of pixels
+        # seconds per step and picture, by (model, precision) and then by the picture's number of pixels
         self._seconds: dict[tuple[Path, str], dict[int, float]] = defaultdict(dict)
 
     def check(self, *runs: Run, spent: float = 0.0) -> None:
@@ -52,7 +52,7 @@ class Budget:
 
 
 def _model(run: Run) -> tuple[Path, str]:
-    return run.card.folder, run.request.precision
+    return run.card.source, run.request.precision
 
 
 def _pixels(run: Run) -> int:

@@ -11,10 +11,10 @@ from gradio.components import Component
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.requests.foreign import Foreign
-from fastdiff.requests.request import AXES
+from fastdiff.requests.request import AXES, FILE_SETTINGS
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.notices import find_notices
-from fastdiff.ui.drawing import Drawn, Session, draw, prepare
+from fastdiff.ui.drawing import Drawn, Session, draw, prepare, with_model_here
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.gallery import GRID, Panel, SaveRun, Stage, captioned, required
 from fastdiff.ui.parts.examples import build_examples, example_of, fit_examples
@@ -37,8 +37,8 @@ from fastdiff.ui.serving.store import Shelf
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 
 KIND = "Draw"  # of jobs
-# settings that the form cannot show: it has no field for the first three, and an empty negative prompt means none
-UNSHOWN = ("revision", "variant", "use_clipped_model_output", "negative_prompt")
+# settings that the form cannot show: it has no field for most, and an empty negative prompt means none
+UNSHOWN = ("revision", "variant", *FILE_SETTINGS, "use_clipped_model_output", "negative_prompt")
 
 
 @dataclass(frozen=True)
@@ -253,6 +253,7 @@ class DrawTab:
     def _fill(self, record: Mapping[str, Any], name: str, notice: str | None = None) -> Updates:
         """Fill the form with the settings `record` of the picture `name`. The status line ends with `notice`."""
         try:
+            record, other = with_model_here(record, name, self.engine.catalogue)
             asked = UncheckedRequest.from_record(record)
             run = self.prepare(asked)
             if AXES in record:
@@ -267,7 +268,7 @@ class DrawTab:
         first = f"the first of {record['grid_of']} pictures in " if "grid_of" in record else ""
         done = f"Loaded the settings of {first}{name}{', and its axes' if AXES in record else ''}"
         done += f"; not restored: {' and '.join(others)}" if others else ""
-        done += f"; {notice}" if notice else ""
+        done += "".join(f"; {line}" for line in (notice, other) if line)
         return updates | {self.examples: fit_examples(run.card), self.status: note(done)}
 
 

@@ -2,7 +2,7 @@
 
 import math
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,13 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
+from fastdiff.checkpoints.single_files.reading import has_model_suffix
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
 from fastdiff.requests.request import Request
 from fastdiff.runs import drawing, files
 from fastdiff.runs.drawing import Progress, Run
+from fastdiff.runs.model_files import find_listed
 from fastdiff.runs.names import cell_names
 from fastdiff.runs.output import Output, columns_of
 from fastdiff.runs.resuming import load_picture
@@ -22,6 +24,7 @@ from fastdiff.runs.sheet import MAX_SHEET_PIXELS, ContactSheet
 from fastdiff.runs.writing import write_beside
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.history.search import Search
+from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.serving.store import Shelf, Store
@@ -93,6 +96,18 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
     return run
 
 
+def with_model_here(record: Mapping[str, Any], source: str, catalogue: Catalogue) -> tuple[dict[str, Any], str | None]:
+    """Return the settings of the PNG `source` with the model's name here, and a line if its hash is another one.
+
+    A single file has other paths elsewhere, and is found by its name and its hash. Raises InputError for a file that is
+    not here.
+    """
+    is_file = has_model_suffix(record["model"])
+    files = {card.name: card.file for card in catalogue.cards() if card.file} if is_file else {}
+    name, notice = find_listed(record, source, files)
+    return {**record, "model": name}, notice
+
+
 def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tuple[Progress, list[Drawn]]]:
     """Draw `run` into `folder`; file names begin with `start`.
 
@@ -101,6 +116,7 @@ def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tu
 
     Raises InputError, NonFiniteError, OSError if the disk cannot be written, MemoryError, DeviceLostError.
     """
+    drawing.begin_model_hash(run)  # beside the loading
     pipe = engine.pipeline(run.card, run.request.scheduler, run.request.precision)
     pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)

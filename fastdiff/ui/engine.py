@@ -8,6 +8,7 @@ from pathlib import Path
 from fastdiff.arguments import naming
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.model_hash import state_of
 from fastdiff.errors import DeviceLostError
 from fastdiff.execution.devices import resolve_device
 from fastdiff.kinds import Precision
@@ -39,7 +40,7 @@ class Engine:
         """folder, allow_hub, styles: passed to Catalogue. max_minutes: the limit of one request; None for no limit.
         preview_vae: the folder of an AutoencoderTiny, which decodes the previews of models with such latents.
 
-        Raises InputError for a folder or a device that does not exist.
+        Raises InputError for a device that does not exist, and for a `preview_vae` that cannot be loaded.
         """
         self.device = resolve_device(device)
         self.preview_vae: AutoencoderTiny | None = None
@@ -50,7 +51,7 @@ class Engine:
         self.catalogue = Catalogue(folder, allow_hub, PAGE_ON_CPU if self.device.type == "cpu" else PAGE, styles)
         self.budget = Budget(max_minutes)
         self.queue = Queue(PROBLEMS)
-        self._loaded: OrderedDict[tuple[Path, Precision], Pipeline] = OrderedDict()
+        self._loaded: OrderedDict[tuple[object, Precision], Pipeline] = OrderedDict()
         self._lock = threading.Lock()
 
     def pipeline(self, card: ModelCard, scheduler: str | None, precision: Precision = PRECISION) -> Pipeline:
@@ -68,7 +69,7 @@ class Engine:
                     pass
 
     def _load(self, card: ModelCard, precision: Precision) -> Pipeline:
-        key = card.folder, precision
+        key = state_of(card.file) if card.file else card.folder, precision
         with self._lock:
             if key not in self._loaded:
                 while len(self._loaded) >= MAX_LOADED:

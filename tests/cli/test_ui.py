@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from fastdiff.cli import main
+from tests.checkpoints.single_files import headers
 from tests.support.waiting import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,11 @@ def test_without_gradio(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        pytest.param(["--models-dir", "missing"], "--models-dir missing is not a folder", id="models folder"),
+        pytest.param(
+            ["--models-dir", "missing"],
+            "--models-dir: missing is not a folder; give the folder that contains your models",
+            id="models folder",
+        ),
         pytest.param(["--preview-vae", "."], "--preview-vae: ", id="preview VAE"),
         pytest.param(
             ["--styles", "no.csv"], "styles no.csv does not exist; give a CSV file with the columns", id="styles"
@@ -67,6 +72,20 @@ def test_models_that_are_left_out_are_named_and_so_is_a_port_in_use(here, tmp_pa
     assert re.match(r"fastdiff: model \./gone is not offered: .*No such file", lines[0])
     assert re.match(r"fastdiff: model \./broken is not offered: .*model_index.json is not readable JSON", lines[1])
     assert lines[2:] == [f"fastdiff: error: no free port at 127.0.0.1 (tried {port}); choose another --port or --host"]
+
+
+def test_of_many_models_that_are_left_out_some_are_named(here, tmp_path, monkeypatch):
+    """The folder comes from the environment, as for `fastdiff models`."""
+    for number in range(12):
+        headers.write(tmp_path / f"{number:02}.safetensors", {"lora_unet_mid_block.lora_up.weight": (2, 2)})
+    monkeypatch.setenv("FASTDIFF_MODELS", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = here("ui", "--device", "cpu", "--port", taken.getsockname()[1])
+    *lines, others, _ = done.stderr.splitlines()
+    assert [line.partition(": ./")[0] for line in lines] == [
+        f"fastdiff: model ./{number:02}.safetensors is not offered" for number in range(10)
+    ]
+    assert others == f"fastdiff: 2 more models are not offered; fastdiff models --models-dir {tmp_path} lists them"
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.single_files import cards
 from fastdiff.requests import defaults
 from fastdiff.requests.styles import Style, Styles
 from fastdiff.runs import drawing
@@ -25,6 +26,7 @@ from fastdiff.ui.engine import Engine
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.server import serving
+from tests.checkpoints.single_files import ldm
 from tests.support.tiny import save_small_bundled
 from tests.ui.browser.actions import DESKTOP, TIMEOUT
 
@@ -93,6 +95,20 @@ def _save_tiny(folder: Path) -> None:
         add_attention=False,
     )
     DDPMPipeline(unet, DDPMScheduler(num_train_timesteps=100)).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def files_dir(tmp_path_factory) -> Iterator[Path]:
+    """A folder of single files, small.safetensors (SD 1) and deep/my XL ü.SFT. The configs are theirs, not SD's."""
+    root, configs = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("configs")
+    (root / "deep").mkdir()
+    for kind, name in (("sd1", "small.safetensors"), ("sdxl", "deep/my XL ü.SFT")):
+        saved = ldm.save_pipeline(kind, tmp_path_factory.mktemp(kind))
+        shutil.move(saved.file, root / name)
+        (configs / kind).symlink_to(saved.folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cards, "CONFIGS", configs)
+        yield root
 
 
 @pytest.fixture(scope="session")

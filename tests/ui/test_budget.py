@@ -10,7 +10,7 @@ from fastdiff.ui.budget import Budget
 
 def run_of(pictures: int, steps: int, side: int = 64, precision: str = "full"):
     return SimpleNamespace(
-        card=SimpleNamespace(folder="a"),
+        card=SimpleNamespace(source="a"),
         cells=range(pictures),
         request=SimpleNamespace(num_inference_steps=steps, precision=precision),
         size=(side, side),

@@ -76,9 +76,10 @@ def file_card(
     file = read_single_file(path)
     file.check()
     checked("prediction-type", options.prediction_type, PredictionType | None)
-    changes, guess = _scheduler_changes(file, options)
+    name = str(path) if name is None else name
+    changes, guess = _scheduler_changes(file, options, name)
     folder = _configs(file, options, changes.get("prediction_type"))
-    card = ModelCard.read(str(path) if name is None else name, folder, given)
+    card = ModelCard.read(name, folder, given)
     stray = sorted(file.parts.keys() - {part.name for part in card.pipeline.parts})
     if stray or not card.reads_text:
         raise InputError(
@@ -116,17 +117,17 @@ def guessed_prediction(file: SingleFile) -> PredictionType:
     return "epsilon" if file.global_step() == BASE_STEP else "v_prediction"
 
 
-def _scheduler_changes(file: SingleFile, options: FileOptions) -> tuple[dict[str, Any], str | None]:
+def _scheduler_changes(file: SingleFile, options: FileOptions, name: str) -> tuple[dict[str, Any], str | None]:
     """Return the options of the scheduler that the file decides, and a line about a guess or a contradiction."""
     changes: dict[str, Any] = dict(_ZERO_SNR) if file.has_zero_snr else {}
     stated = file.stated_prediction()
     prediction, guess = options.prediction_type or stated, None
     if stated not in (None, prediction):
-        guess = f"{file.path} says that it predicts {stated}; --prediction-type overrides it: {prediction}"
+        guess = f"{name} says that it predicts {stated}; --prediction-type overrides it: {prediction}"
     if prediction is None and file.base == kinds.SD2 and options.config is None:
         prediction = guessed_prediction(file)
         guess = (
-            f"{file.path} does not say what it predicts; {prediction} is a guess: if pictures are noise, give "
+            f"{name} does not say what it predicts; {prediction} is a guess: if pictures are noise, give "
             "--prediction-type (prediction_type in Python)"
         )
     return changes | ({} if prediction is None else {"prediction_type": prediction}), guess

@@ -26,19 +26,26 @@ def models_folder(given: str | Path | None) -> Path | None:
 
 
 def find_models(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
-    """Yield the model folders and single files at most `depth` levels below `folder`, sorted.
+    """Yield what looks like a model at most `depth` levels below `folder`, sorted: model folders and files of weights.
 
-    Model folders are not searched, and folders that cannot be read are left out.
+    Model folders are not searched. Links are followed, except to a folder that holds them. Folders and links that
+    cannot be followed are included, so that a list can say what is wrong with them.
     """
     try:
         children = sorted(folder.iterdir())
+        os.stat(os.path.join(folder, "."))  # it may be readable but not searchable
     except OSError:
+        yield folder
         return
     for child in children:
-        if os.path.isfile(child / "model_index.json") or child.suffix.lower() in SUFFIXES:
+        is_dangling = os.path.islink(child) and not os.path.exists(child)
+        if is_dangling or os.path.lexists(child / "model_index.json"):
             yield child
-        elif depth > 1 and os.path.isdir(child) and not os.path.islink(child):
-            yield from find_models(child, depth - 1)
+        elif os.path.isdir(child):
+            if depth > 1 and not (os.path.islink(child) and folder.resolve().is_relative_to(child.resolve())):
+                yield from find_models(child, depth - 1)
+        elif child.suffix.lower() in SUFFIXES:
+            yield child
 
 
 def find_file(name: str, digits: str | None, folder: Path) -> Path | None:

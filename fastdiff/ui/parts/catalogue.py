@@ -1,22 +1,26 @@
 """The models that the page offers: where they are, which may be read, and their default settings."""
 
-import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.model_hash import state_of
+from fastdiff.checkpoints.single_files.cards import file_card
+from fastdiff.checkpoints.single_files.listing import find_models
+from fastdiff.checkpoints.single_files.reading import is_single_file
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.requests.defaults import PAGE, Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.requests.styles import Styles
 from fastdiff.text.tokenizer import CLIPTokenizer
 
-MAX_DEPTH = 3  # folders below the models folder
-
 
 class Catalogue:
-    """Bundled models, models below `folder` (named ./path), and with `allow_hub` models of the Hugging Face Hub."""
+    """Bundled models, models below `folder` (named ./path), and with `allow_hub` models of the Hugging Face Hub.
+
+    A model below `folder` is a folder in diffusers' layout or a single file.
+    """
 
     def __init__(
         self,
@@ -25,17 +29,13 @@ class Catalogue:
         defaults: Defaults = PAGE,
         styles: Styles | None = None,
     ) -> None:
-        """defaults: settings that a request leaves open. styles: styles on offer for prompts.
-
-        Raises InputError for a folder that does not exist.
-        """
-        if folder is not None and not folder.is_dir():
-            raise InputError(f"--models-dir {folder} is not a folder; give the folder that contains your model folders")
+        """defaults: settings that a request leaves open. styles: styles on offer for prompts."""
         self.folder = None if folder is None else folder.resolve()
         self.allow_hub = allow_hub
         self.defaults = defaults
         self.styles = styles or Styles()
         self._tokenizers: dict[Path, tuple[CLIPTokenizer, ...]] = {}
+        self._files = _FileCards()
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
@@ -57,13 +57,13 @@ class Catalogue:
 
         Raises InputError for an unknown name, and for a model that the page does not support.
         """
-        folder = self._folders().get(name) if isinstance(name, str) else None
-        if folder is None and self.allow_hub and isinstance(name, str) and hub.is_hub_id(name):
-            folder = hub.resolve(name)
-        if folder is None:
+        place = self._places().get(name) if isinstance(name, str) else None
+        if place is None and self.allow_hub and isinstance(name, str) and hub.is_hub_id(name):
+            place = hub.resolve(name)
+        if place is None:
             hint = "or a hub id (org/name)" if self.allow_hub else "hub ids need the server option --allow-hub"
             raise InputError(f"model {str(name)[:80]!r} is unknown; choose one of {', '.join(self.names())}; {hint}")
-        return _read_card(name, folder)
+        return self._read(name, place)
 
     def tokenizers(self, card: ModelCard) -> tuple[CLIPTokenizer, ...]:
         """Return the tokenizers of a model that reads text. They are cached. Raises InputError for invalid files."""
@@ -79,30 +79,60 @@ class Catalogue:
         asked = SamplingOptions(scheduler=scheduler)
         return complete_sampling(asked, ModelFacts.of(card), self.defaults, labelled=bool(card.labels))
 
-    def _folders(self) -> dict[str, Path]:
-        folders, _ = self._search()
-        return folders
+    def _places(self) -> dict[str, Path]:
+        places, _ = self._search()
+        return places
 
     def _search(self) -> tuple[dict[str, Path], dict[str, str]]:
-        """Return the folders of the models on offer, by name, and why others must not be read."""
-        local, refused = ({}, {}) if self.folder is None else _model_folders(self.folder)
+        """Return the folders and files of the models on offer, by name, and why others must not be read."""
+        local, refused = ({}, {}) if self.folder is None else _places_below(self.folder)
         return hub.bundled_models() | local | (hub.cached_models() if self.allow_hub else {}), refused
 
     def _read_all(self) -> tuple[list[ModelCard], dict[str, str]]:
         """Return the cards of the usable models, and why others have none. A broken model does not affect others."""
-        folders, left_out = self._search()
+        places, left_out = self._search()
         cards = []
-        for name, folder in folders.items():
+        for name, place in places.items():
             try:
-                cards.append(_read_card(name, folder))
+                cards.append(self._read(name, place))
             except InputError as error:
                 left_out[name] = str(error)
         return cards, left_out
 
+    def _read(self, name: str, place: Path) -> ModelCard:
+        return self._files.read(name, place) if is_single_file(place) else _read_card(name, place, ModelCard.read)
 
-def _read_card(name: str, folder: Path) -> ModelCard:
+
+class _FileCards:
+    """The cards of single files. A header is read again only when its file changes: many files have megabytes of it."""
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[object, ...], ModelCard | InputError] = {}
+
+    def read(self, name: str, path: Path) -> ModelCard:
+        """Return the card of a file. Raises InputError if the page cannot draw with it."""
+        try:
+            key = name, *state_of(path)
+        except OSError as error:
+            raise InputError(f"{name} cannot be read ({error.strerror}); fix or remove it") from None
+        if key not in self._read:
+            try:
+                self._read[key] = _read_card(name, path, _file_card)
+            except InputError as error:
+                self._read[key] = InputError(str(error).replace(str(path), name))
+        found = self._read[key]
+        if isinstance(found, InputError):
+            raise InputError(str(found))
+        return found
+
+
+def _file_card(name: str, path: Path) -> ModelCard:
+    return file_card(path, name=name)
+
+
+def _read_card(name: str, place: Path, read: Callable[[str, Path], ModelCard]) -> ModelCard:
     try:
-        card = ModelCard.read(name, folder)
+        card = read(name, place)
     except InputError:
         raise
     except Exception as error:
@@ -116,47 +146,31 @@ def _read_card(name: str, folder: Path) -> ModelCard:
     return card
 
 
-def _model_folders(root: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """Return the model folders below `root`, by name, and folders that must not be read, with the reason."""
-    folders: dict[str, Path] = {}
+def _places_below(root: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """Return the model folders and single files below `root`, by name, and why others must not be read."""
+    places: dict[str, Path] = {}
     refused: dict[str, str] = {}
-    for folder in _walk(root, MAX_DEPTH):
-        name, reason = f"./{folder.relative_to(root).as_posix()}", _refusal(folder, root)
+    for place in find_models(root):
+        name, reason = f"./{place.relative_to(root).as_posix()}", _refusal(place, root)
         if reason is None:
-            folders[name] = folder
+            places[name] = place
         else:
             refused[name] = reason
-    return folders, refused
+    return places, refused
 
 
-def _walk(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the pipeline folders at most `depth` levels below `folder`, without searching inside them.
+def _refusal(place: Path, root: Path) -> str | None:
+    """Return why a folder or a single file must not be read, or None if it may be.
 
-    Folders and links that cannot be followed are included; `_refusal` gives the reason.
+    Every file of a folder that loading may read must be below `root` after all links are followed, and must be a
+    regular file, because reading another kind may never end. A single file may be a link to anywhere:
+    `read_single_file` takes regular files alone, and nothing but the tensors of a model is read.
     """
     try:
-        children = sorted(folder.iterdir())
-        os.stat(os.path.join(folder, "."))  # it may be readable but not searchable
-    except OSError:
-        yield folder
-        return
-    for child in children:
-        is_dangling = os.path.islink(child) and not os.path.exists(child)
-        if is_dangling or os.path.lexists(child / "model_index.json"):
-            yield child
-        elif os.path.isdir(child) and depth > 1:
-            yield from _walk(child, depth - 1)
-
-
-def _refusal(folder: Path, root: Path) -> str | None:
-    """Return why `folder` must not be read, or None if it may be.
-
-    Every file that loading may read must be below `root` after all links are followed, and must be a regular file,
-    because reading another kind may never end.
-    """
-    try:
-        str(folder).encode()
-        parts = [folder, *(hub.component_folder(folder, name) for name in registry.part_names())]
+        str(place).encode()
+        if is_single_file(place):
+            return None
+        parts = [place, *(hub.component_folder(place, name) for name in registry.part_names())]
         paths = [path for part in parts for path in (part, *part.iterdir())]
         outside = [path for path in paths if not path.resolve().is_relative_to(root)]
         strange = [path for path in paths if path.exists() and not (path.is_file() or path.is_dir())]

@@ -57,12 +57,13 @@ def form_settings(record: Mapping[str, Any], name: str, limits: Limits) -> dict[
     """Return the settings of a picture as the form uses them.
 
     A grid has the settings of its first picture, and the number of its pictures: `num_images` if the form can draw them
-    in one run, else `grid_of`. A sheet has `axes` (an Axes). Raises InputError for invalid values; `name` is the source
-    of the record in the message.
+    in one run, else `grid_of`. A sheet has `axes` (an Axes). A picture of a prompt has `model_hash`, unchecked.
+    Raises InputError for invalid values; `name` is the source of the record in the message.
     """
     request = Request.from_record(record, name)
     axes = {AXES: Axes.from_record(record[AXES], name)} if AXES in record else {}
-    return request.as_record() | _one_picture(request, record, name, limits) | axes
+    digits = {"model_hash": record["model_hash"]} if "model_hash" in record else {}
+    return request.as_record() | _one_picture(request, record, name, limits) | axes | digits
 
 
 def read_foreign(path: Path, limits: Limits) -> Foreign | None:

@@ -21,9 +21,9 @@ from fastdiff.ui.serving.store import Store
 class UnservedPage:
     """The page, and the session of one browser tab. Gradio's files are in GRADIO_TEMP_DIR."""
 
-    def __init__(self, outputs: Path) -> None:
+    def __init__(self, outputs: Path, models_dir: Path | None = None) -> None:
         async def build() -> gr.Blocks:  # without an event loop Gradio creates some and never closes them
-            return build_page(Engine(device="cpu"), Limits(), Store(outputs))
+            return build_page(Engine(models_dir, device="cpu"), Limits(), Store(outputs))
 
         self._page = asyncio.run(build())
         self._events = {_name(event): event for event in self._page.fns.values() if event.fn}
@@ -43,6 +43,10 @@ class UnservedPage:
     def labels(self, event: str) -> list[str]:
         """Return the labels of an event's fields."""
         return [str(getattr(block, "label", "")) for block in self._events[event].inputs]
+
+    def outputs(self, event: str) -> list[str]:
+        """Return the labels of the fields that an event updates; "" for a field without a label."""
+        return [str(getattr(block, "label", None) or "") for block in self._events[event].outputs]
 
     def press(self, event: str, values: dict[str, Any] | None = None, index: Any = None) -> str:
         """Call the event of a function, such as "HistoryTab.show". Returns the JSON that the browser would get.

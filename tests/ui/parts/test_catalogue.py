@@ -1,4 +1,4 @@
-"""The models on offer: links out of the models folder, the hub, files that cannot be read."""
+"""The models on offer: folders and single files, links out of the models folder, the hub, files that cannot be read."""
 
 import json
 import os
@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from fastdiff.checkpoints import hub
+from fastdiff.checkpoints import hub, model_hash
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.single_files import reading
 from fastdiff.errors import InputError
 from fastdiff.ui.parts.catalogue import Catalogue
+from tests.checkpoints.single_files import headers
+from tests.fuzz.named.hostile_files import CONTENTS
+from tests.fuzz.named.hostile_files import REFUSED as HOSTILE
+from tests.ui.history.unserved import UnservedPage
 
 BUNDLED = list(hub.bundled_models())
+LORA = {"lora_unet_mid_block.lora_up.weight": (2, 2)}
+REFINER = headers.unet(1280) | {f"{headers.UNET}label_emb.0.0.weight": (8, 8)}
 POSIX = pytest.mark.skipif(os.name != "posix", reason="named pipes, and names of bytes")
 
 
@@ -27,11 +34,6 @@ def test_bundled_models_and_those_below_the_folder(catalogue):
 
 def test_without_a_folder_only_bundled_models(catalogue):
     assert names(None) == BUNDLED
-
-
-def test_no_such_folder(tmp_path):
-    with pytest.raises(InputError, match=r"--models-dir .* is not a folder"):
-        Catalogue(tmp_path / "missing")
 
 
 def test_links_that_stay_inside_are_followed(card_folder, tmp_path):
@@ -222,3 +224,97 @@ def test_a_folder_of_the_process_is_no_hub_id(card_folder, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="is unknown"):
         Catalogue(None, allow_hub=True).card(os.path.join("org", "name"))
+
+
+def mine(catalogue: Catalogue) -> list[str]:
+    """Return the names of the models that are not bundled."""
+    return [name for name in catalogue.names() if name not in BUNDLED]
+
+
+def test_the_list_follows_the_folder(tmp_path):
+    catalogue = Catalogue(tmp_path)
+    assert mine(catalogue) == []
+    headers.write(tmp_path / "a.safetensors", headers.SD1)
+    assert mine(catalogue) == ["./a.safetensors"]
+    headers.write(tmp_path / "a.safetensors", LORA)
+    assert mine(catalogue) == []
+    headers.write(tmp_path / "a.safetensors", headers.SDXL)
+    assert catalogue.card("./a.safetensors").size == (1024, 1024)
+    (tmp_path / "a.safetensors").unlink()
+    with pytest.raises(InputError, match=r"model './a\.safetensors' is unknown"):
+        catalogue.card("./a.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        (LORA, "is a LoRA: changes a model"),
+        (headers.unet(768, channels=9), "is an inpainting model: fastdiff does not run it yet"),
+        (REFINER, "is SDXL's refiner"),
+        ({"control_model.input_hint_block.0.weight": (2, 2)}, "is a ControlNet"),
+        (headers.VAE, "is a VAE of .*, without a U-Net"),
+        (headers.unet(768), "is a U-Net of Stable Diffusion 1, without vae and text_encoder"),
+        ({key: shape for key, shape in headers.SD1.items() if key not in headers.VAE}, "holds no VAE"),
+        ({"double_blocks.0.weight": (2, 2)}, "is Flux"),
+    ],
+)
+def test_files_that_draw_nothing_alone_are_left_out_with_the_reason(tmp_path, shapes, reason):
+    headers.write(tmp_path / "sdxl.safetensors", headers.SDXL)
+    headers.write(tmp_path / "other.safetensors", shapes)
+    catalogue = Catalogue(tmp_path)
+    assert mine(catalogue) == ["./sdxl.safetensors"]
+    with pytest.raises(InputError, match=rf"^\./other\.safetensors {reason}"):
+        catalogue.card("./other.safetensors")
+    assert list(catalogue.left_out()) == ["./other.safetensors"]
+
+
+def test_hostile_files_stop_no_list(tmp_path):
+    """Some are left out only when their tensors are compared with the configs, which is before they are loaded."""
+    for name in HOSTILE:
+        (tmp_path / f"{name}.safetensors").write_bytes(CONTENTS[name](500))
+    (tmp_path / "gone.safetensors").symlink_to("nowhere")
+    (tmp_path / "circle.safetensors").symlink_to("circle.safetensors")
+    if os.name == "posix":
+        os.mkfifo(tmp_path / "pipe.safetensors")
+    (tmp_path / "a folder.safetensors").mkdir()
+    headers.write(tmp_path / "sound.safetensors", headers.SDXL)
+    catalogue = Catalogue(tmp_path)
+    listed, left = mine(catalogue), catalogue.left_out()
+    files = {f"./{path.name}" for path in tmp_path.iterdir()} - {"./a folder.safetensors"}
+    assert {*listed, *left} == files and "./sound.safetensors" in listed
+    told = ("a LoRA", "two models", "two U-Nets", "only paths", "only many keys", "truncated", "100 MB of header")
+    told += ("2^63 of header", "a pickle", "gone", "circle")
+    assert {f"./{name}.safetensors" for name in told} <= left.keys()
+    assert all("\n" not in reason and str(tmp_path) not in reason for reason in left.values()), left
+
+
+def test_a_header_is_read_once_until_its_file_changes(tmp_path, monkeypatch):
+    read = []
+    header = reading.read_header
+    monkeypatch.setattr(reading, "read_header", lambda path: read.append(path.name) or header(path))
+    monkeypatch.setattr(model_hash, "file_hash", lambda path: pytest.fail("a whole file is read"))
+    headers.write(tmp_path / "a.safetensors", headers.SDXL)
+    headers.write(tmp_path / "b.safetensors", LORA)
+    catalogue = Catalogue(tmp_path)
+    for _ in range(3):
+        assert mine(catalogue) == ["./a.safetensors"]
+        catalogue.card("./a.safetensors")
+    assert read == ["a.safetensors", "b.safetensors"]
+    headers.write(tmp_path / "a.safetensors", headers.SD1)
+    assert catalogue.card("./a.safetensors").size == (512, 512)
+    assert read == ["a.safetensors", "b.safetensors", "a.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "side", "guidance", "scheduler"),
+    [(headers.SD1, 512, 7.5, "pndm"), (headers.SD2, 768, 7.5, "ddim"), (headers.SDXL, 1024, 5.0, "euler")],
+)
+def test_size_and_guidance_follow_the_kind(tmp_path, upload_folder, shapes, side, guidance, scheduler):
+    headers.write(tmp_path / "a.safetensors", shapes)
+    page = UnservedPage(tmp_path / "outputs", tmp_path)
+    updates = json.loads(page.press("DrawTab.follow_model", {"Model": "./a.safetensors"}))
+    named = zip(page.outputs("DrawTab.follow_model"), updates, strict=True)
+    shown = {name: update["value"] for name, update in named if isinstance(update, dict) and "value" in update}
+    assert (shown["Width"], shown["Height"], shown["Guidance"]) == (side, side, guidance)
+    assert (shown["Scheduler"], shown["Steps"]) == (scheduler, 50)
+    assert "Ready to draw with ./a.safetensors" in str(updates)

@@ -1,0 +1,141 @@
+"""Single files among the models of the page: the list, drawing, and the file that drew a PNG."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastdiff import cli
+from fastdiff.checkpoints import hub, model_hash
+from fastdiff.checkpoints.model_hash import file_hash
+from fastdiff.errors import InputError
+from fastdiff.requests import png
+from fastdiff.ui.drawing import draw, prepare, with_model_here
+from fastdiff.ui.engine import Engine
+from fastdiff.ui.parts.catalogue import Catalogue
+from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from tests.checkpoints.single_files import ldm
+from tests.ui.history.unserved import UnservedPage, upload
+
+SMALL, XL = "./small.safetensors", "./deep/my XL ü.SFT"
+UPLOAD = "Drop a picture anywhere to load its settings"
+
+
+@pytest.fixture(scope="module")
+def engine(files_dir) -> Engine:
+    return Engine(files_dir, device="cpu")
+
+
+def mine(catalogue: Catalogue) -> list[str]:
+    """Return the names of the models that are not bundled."""
+    return [name for name in catalogue.names() if name not in hub.bundled_models()]
+
+
+def test_files_are_listed_wherever_they_are(engine):
+    assert mine(engine.catalogue) == [XL, SMALL]
+
+
+def test_links_are_followed_except_in_a_circle(files_dir, tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "one.safetensors").symlink_to(files_dir / SMALL)
+    (tmp_path / "models" / "more").symlink_to(files_dir / "deep")
+    (tmp_path / "models" / "circle").symlink_to(tmp_path)
+    catalogue = Catalogue(tmp_path / "models")
+    assert mine(catalogue) == ["./more/my XL ü.SFT", "./one.safetensors"]
+    assert catalogue.card("./one.safetensors").file == tmp_path / "models" / "one.safetensors"
+
+
+def drawn_by(engine: Engine, folder: Path, **asked):
+    asked = UncheckedRequest(prompt="the cat", seed=5, steps=2, **asked)
+    *_, (_, [picture]) = draw(prepare(asked, engine, Limits()), engine, folder)
+    return picture
+
+
+@pytest.mark.parametrize("name", [SMALL, XL])
+def test_pictures_are_the_commands_byte_for_byte_and_name_the_file(engine, files_dir, monkeypatch, tmp_path, name):
+    picture = drawn_by(engine, tmp_path / "page", model=name)
+    monkeypatch.chdir(files_dir)
+    command = ["sample", "-m", name, "--prompt", "the cat", "--num-images", "1", "-s", "5", "--steps", "2"]
+    assert cli.main([*command, "--device", "cpu", "-b", "1", "-o", str(tmp_path / "command.png")]) == 0
+    assert picture.path.read_bytes() == (tmp_path / "command.png").read_bytes()
+    digits = file_hash(files_dir / name)
+    assert picture.record["model_hash"] == digits
+    assert f"Model hash: {digits[:10]}, Model: {Path(name).stem}, " in png.read_text(picture.path)["parameters"]
+
+
+def test_files_of_one_kind_are_different_models_and_so_is_a_new_file_of_the_name(tmp_path, files_dir):
+    shutil.copy(files_dir / SMALL, tmp_path / "a.safetensors")
+    state = ldm.whole("sd1", ldm.save_pipeline("sd1", tmp_path / "saved").pipe)
+    other = {key: tensor * (1.5 if "conv_out" in key or ".out." in key else 1) for key, tensor in state.items()}
+    ldm.save(other, tmp_path / "b.safetensors")
+    shutil.rmtree(tmp_path / "saved")
+    engine = Engine(tmp_path, device="cpu")
+    first, second = (drawn_by(engine, tmp_path / name, model=f"./{name}.safetensors") for name in "ab")
+    assert not np.array_equal(pixels(first), pixels(second))
+    os.replace(tmp_path / "b.safetensors", tmp_path / "a.safetensors")
+    third = drawn_by(engine, tmp_path / "c", model="./a.safetensors")
+    assert np.array_equal(pixels(third), pixels(second)) and third.record["model_hash"] == second.record["model_hash"]
+
+
+def pixels(picture) -> np.ndarray:
+    with Image.open(picture.path) as image:
+        return np.asarray(image)
+
+
+@pytest.mark.parametrize(
+    ("model", "like", "found", "notice"),
+    [
+        (SMALL, SMALL, SMALL, False),
+        (SMALL, XL, SMALL, True),
+        ("/elsewhere/small.safetensors", None, SMALL, False),
+        ("C:\\models\\small.safetensors", XL, XL, False),
+        ("other name.safetensors", SMALL, SMALL, False),
+        ("emoji64", None, "emoji64", False),
+    ],
+)
+def test_the_file_of_a_png_is_found(engine, files_dir, model, like, found, notice):
+    record = {"model": model, "model_hash": like and file_hash(files_dir / like)}
+    located, line = with_model_here(record, "p.png", engine.catalogue)
+    assert located == record | {"model": found}
+    own, theirs = (file_hash(files_dir / name)[:10] for name in (SMALL, XL))
+    said = f"{SMALL} has the model hash {own}, and p.png was drawn with {theirs}; the picture will differ"
+    assert line == (said if notice else None)
+
+
+def test_a_file_that_is_nowhere_is_named(engine):
+    with pytest.raises(
+        InputError, match=r"^p\.png was drawn with fox\.sft, model hash unknown: no model here has this"
+    ):
+        with_model_here({"model": "a/fox.sft"}, "p.png", engine.catalogue)
+
+
+def test_hashes_of_large_files_are_not_waited_for(engine, files_dir, monkeypatch, tmp_path):
+    digits = file_hash(files_dir / SMALL)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(model_hash, "_LARGE", 1)
+    monkeypatch.setattr(model_hash, "_begun", {})
+    record = {"model": "renamed.safetensors", "model_hash": digits}
+    with pytest.raises(InputError, match=r"no model here has this name or this hash; fastdiff now computes 2 hashes"):
+        with_model_here(record, "p.png", engine.catalogue)
+    deadline, found = time.monotonic() + 60, None
+    while found is None:
+        assert time.monotonic() < deadline
+        with_hash = model_hash.known_hash(files_dir / SMALL), model_hash.known_hash(files_dir / XL)
+        found = with_model_here(record, "p.png", engine.catalogue) if all(with_hash) else None
+        time.sleep(0.01)
+    assert found == (record | {"model": SMALL}, None)
+    monkeypatch.setattr(model_hash, "_begun", {})  # as in a new process
+    assert model_hash.known_hash(files_dir / SMALL) == digits
+
+
+def test_a_dropped_png_of_the_command_chooses_the_file_and_its_settings(engine, files_dir, tmp_path, upload_folder):
+    picture = drawn_by(engine, tmp_path, model=XL)
+    assert picture.record["model"] == XL
+    moved = Path(shutil.copy(files_dir / XL, tmp_path / "renamed.safetensors")).parent
+    page = UnservedPage(tmp_path / "outputs", moved)
+    said = page.press("DrawTab.restore", {UPLOAD: upload(picture.path.read_bytes(), "p.png")})
+    assert "Loaded the settings of p.png<" in said and '"./renamed.safetensors"' in said and '"the cat"' in said
