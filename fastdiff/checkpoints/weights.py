@@ -22,6 +22,7 @@ from fastdiff.checkpoints import weight_files
 from fastdiff.checkpoints.configs.model import Library
 from fastdiff.checkpoints.quantisation import hold_in_8_bits, quantised_tensors
 from fastdiff.errors import InputError, NonFiniteWeightsError
+from fastdiff.execution.transfers import upload
 from fastdiff.kernels.host.weights import k_first
 
 QKV = ("to_q", "to_k", "to_v")
@@ -183,19 +184,23 @@ def convert(
     `dtype` is that of activations and of all weights except the keys in `in_8_bits`, which are quantised one by one. No
     other function decides this.
     """
-    broken: list[str] = []
-    beyond: list[str] = []
+    checks: dict[str, tuple[Tensor, Tensor]] = {}  # whether a tensor is finite, as given and as made
     for key in list(state):
-        tensor = state.pop(key)
+        given = state.pop(key)
+        tensor = upload(given, torch.device(device))
         if key in in_8_bits:
-            parts = quantised_tensors(key, tensor.to(device), in_8_bits[key])
+            parts = quantised_tensors(key, tensor, in_8_bits[key])
             made = {name: laid_out(part, layout) for name, part in parts.items()}
         else:
-            made = {key: laid_out(tensor, layout, device=device, dtype=dtype, copy=True)}
+            made = {key: laid_out(tensor, layout, dtype=dtype, copy=tensor is given)}
         state |= made
         *_, last = made.values()  # of 8-bit weights the factors, which are finite if the weight was
-        if not _is_finite(last):
-            (beyond if _is_finite(tensor) else broken).append(key)
+        after = _is_finite(last)
+        is_wider = torch.finfo(dtype).max >= torch.finfo(tensor.dtype).max and key not in in_8_bits
+        checks[key] = after if is_wider else _is_finite(tensor), after
+    found = torch.stack([torch.stack(each) for each in checks.values()]).tolist() if checks else []  # waits once
+    broken = [key for key, (before, _) in zip(checks, found, strict=True) if not before]
+    beyond = [key for key, (before, after) in zip(checks, found, strict=True) if before and not after]
     if broken:
         reason = f"{source}: NaN or infinity in {_some(broken)}"
         raise NonFiniteWeightsError(f"{reason}; use weights from before training diverged")
@@ -253,11 +258,14 @@ def _is_real(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and not str(dtype).startswith("torch.float4")  # float4 packs two numbers per element
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def _is_finite(tensor: Tensor) -> Tensor:
+    """Return whether all elements are finite, as a tensor on the same device: to read it would wait for a GPU."""
+    if tensor.numel() == 0:
+        return torch.ones((), dtype=torch.bool, device=tensor.device)
     if tensor.element_size() == 1:
         tensor = tensor.float()  # aminmax does not take float8
     # The extremes propagate NaN, at a thirtieth of the cost of isfinite over every element.
-    return tensor.numel() == 0 or bool(torch.stack(tensor.aminmax()).isfinite().all())
+    return torch.stack(tensor.aminmax()).isfinite().all()
 
 
 def _some(keys: list[str]) -> str:
