@@ -14,6 +14,7 @@ from fastdiff.requests.request import DTYPES, PRECISIONS
 from fastdiff.sampler_names import ETAS, SCHEDULERS
 
 DEVICES = "auto, cpu, cuda or cuda:1"
+Add = Callable[..., argparse.Action]  # `add_argument` of a parser or a group
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -64,28 +65,32 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_model_arguments(
-    parser: argparse.ArgumentParser, *names: str, note: str, files: bool = False
+    parser: argparse.ArgumentParser, *names: str, note: str, of_files: Callable[[Add], object]
 ) -> Callable[..., argparse.Action]:
     """Add the arguments that all model commands share, and return the `add_argument` of their group.
 
     Args:
         names: the name or flags of the argument that takes the model.
         note: what to append to the help of that argument.
-        files: whether the model may be a single file.
+        of_files: adds the arguments for models that are single files.
     """
     add = parser.add_argument_group("model").add_argument
-    add(*names, metavar="MODEL", help=f"bundled name, folder{', file' if files else ''} or hub id{note}")
-    if files:
-        add_file_arguments(add)
+    add(*names, metavar="MODEL", help=f"bundled name, folder, file or hub id{note}")
+    of_files(add)
     add("--revision", help="branch, tag or commit of a hub model")
     add("--variant", help="weight file variant, such as fp16")
     add("--device", type=device, default=defaults.DEVICE, help=f"{DEVICES} (default: {defaults.DEVICE})")
     return add
 
 
-def add_file_arguments(add: Callable[..., argparse.Action]) -> None:
-    """Add the arguments for models that are single files to the group of the model's."""
+def add_config_argument(add: Add) -> None:
+    """Add `--config` for a model that is a single file to the group of the model's."""
     add("--config", metavar="FOLDER", help="of configs, for a file of another size")
+
+
+def add_file_arguments(add: Add) -> None:
+    """Add the arguments for models that are single files to the group of the model's."""
+    add_config_argument(add)
     add("--vae", metavar="FILE", help="safetensors file with another VAE")
     choices = get_args(PredictionType)
     add("--prediction-type", choices=choices, metavar="NAME", help=f"of a file: {' or '.join(choices)}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastdiff.cli.arguments import add_model_arguments, count
+from fastdiff.cli.arguments import add_config_argument, add_model_arguments, count
 from fastdiff.cli.interruption import CTRL_C
 from fastdiff.cli.streams import printable, require_stdout, say
 from fastdiff.errors import InputError
@@ -26,7 +26,7 @@ LEGEND = "error: largest difference from diffusers in float32, as a fraction of 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = add_model_arguments(parser, "model", note="")
+    add = add_model_arguments(parser, "model", note="", of_files=add_config_argument)
     add("--dtype", choices=DTYPES, help=f"model dtype; auto: bfloat16 on GPU, else float32 (default: {defaults.DTYPE})")
     precision = f"weight precision of fastdiff's model; diffusers' stays full (default: {defaults.PRECISION})"
     add("--precision", choices=PRECISIONS, help=precision)

@@ -14,7 +14,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastdiff.cli.arguments import add_drawing_arguments, add_model_arguments, add_picture_arguments, count
+from fastdiff.cli.arguments import (
+    add_drawing_arguments,
+    add_file_arguments,
+    add_model_arguments,
+    add_picture_arguments,
+    count,
+)
 from fastdiff.cli.streams import Notices, require_stdout, say
 from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
 from fastdiff.requests import defaults
@@ -31,7 +37,9 @@ FORMATS = ("png", "webdataset", "npz")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_picture_arguments(parser, labels="all of the model's", prompts="all of the model's examples", pictures="1")
-    add = add_model_arguments(parser, "-m", "--model", note=f" (default: {defaults.MODEL})", files=True)
+    add = add_model_arguments(
+        parser, "-m", "--model", note=f" (default: {defaults.MODEL})", of_files=add_file_arguments
+    )
     add_drawing_arguments(add)
     size = "pictures per batch; does not change the pictures (default: depends on their size)"
     add("-b", "--batch-size", type=count, metavar="N", help=size)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.single_files.cards import file_card
+from fastdiff.checkpoints.single_files.cards import FileOptions, file_card, names_file
 from fastdiff.checkpoints.single_files.listing import VARIABLE, find_models, models_folder
 from fastdiff.checkpoints.single_files.reading import is_single_file, read_single_file
+from fastdiff.cli.arguments import add_file_arguments
 from fastdiff.cli.streams import printable, require_stdout
 from fastdiff.errors import InputError, in_one_line
 
@@ -16,16 +17,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="NAME", help="show this model's labels, example prompts and defaults"
     )
+    add_file_arguments(parser.add_argument)
     parser.add_argument("--models-dir", metavar="DIR", help=f"also list the models in DIR (default: ${VARIABLE})")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the list or the model. InputError for a model that does not exist."""
     require_stdout()
+    options = FileOptions(args.config, args.vae, args.prediction_type)
+    if args.model is None and options != FileOptions():
+        raise InputError("--config, --vae, --prediction-type: they are for one file; give its NAME too")
     if args.model is None:
         _list_models(models_folder(args.models_dir))
-    elif is_single_file(args.model):
-        _show_model(file_card(args.model))
+    elif names_file(args.model, options):
+        _show_model(file_card(args.model, options))
+    elif args.vae is not None:
+        raise InputError(f"--vae: it changes nothing that is shown of {args.model}; leave it out")
     else:
         _show_model(ModelCard.read(args.model, hub.resolve(args.model, local_files_only=True)))
     return 0

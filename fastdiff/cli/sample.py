@@ -13,7 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastdiff.cli.arguments import add_drawing_arguments, add_model_arguments, add_picture_arguments, count
+from fastdiff.cli.arguments import (
+    add_drawing_arguments,
+    add_file_arguments,
+    add_model_arguments,
+    add_picture_arguments,
+    count,
+)
 from fastdiff.cli.interruption import CTRL_C
 from fastdiff.cli.streams import Notices, require_stdout
 from fastdiff.errors import InputError
@@ -43,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         pictures=f"1 per --prompt, else {COMMAND.pictures} in all",
     )
     add = add_model_arguments(
-        parser, "-m", "--model", note=f" (default: {defaults.MODEL} or {defaults.MODEL_OF_LABELS})", files=True
+        parser,
+        "-m",
+        "--model",
+        note=f" (default: {defaults.MODEL} or {defaults.MODEL_OF_LABELS})",
+        of_files=add_file_arguments,
     )
     add_drawing_arguments(add)
     add(

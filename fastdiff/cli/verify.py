@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from fastdiff.cli.arguments import add_model_arguments
+from fastdiff.cli.arguments import add_file_arguments, add_model_arguments
 from fastdiff.cli.streams import require_stdout
 from fastdiff.requests.defaults import PRECISION, VERIFICATION_STEPS
 from fastdiff.requests.request import PRECISIONS, Request
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = add_model_arguments(parser, "model", note="", files=True)
+    add = add_model_arguments(parser, "model", note="", of_files=add_file_arguments)
     add(
         "--steps",
         dest="num_inference_steps",

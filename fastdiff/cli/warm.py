@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from fastdiff.cli.arguments import add_scheduler_argument, count
+from fastdiff.cli.arguments import add_file_arguments, add_scheduler_argument, count
 from fastdiff.cli.streams import printable, require_stdout, say
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
@@ -12,7 +12,9 @@ from fastdiff.requests.request import DTYPES, PRECISIONS, Request
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-m", "--model", metavar="MODEL", help=f"bundled name, diffusers folder or hub id (default: {defaults.MODEL})")
+    model = f"bundled name, diffusers folder, file or hub id (default: {defaults.MODEL})"
+    add("-m", "--model", metavar="MODEL", help=model)
+    add_file_arguments(add)
     add("--revision", help="branch, tag or commit of a hub model")
     add(
         "--size",

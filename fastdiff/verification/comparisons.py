@@ -124,11 +124,11 @@ def load(
 def load_single_file(kind: Any, path: Path, config: Path, **options: Any) -> Any:
     """Load a pipeline or a model of diffusers' class `kind` from a single file, in float32 on the CPU.
 
-    config: the folder of the configs. Raises InputError if diffusers cannot load it.
+    config: the folder of the configs. options: of `from_single_file`. Raises InputError if diffusers cannot load it.
     """
     import torch
 
-    options |= {"config": str(config), "torch_dtype": torch.float32, "local_files_only": True}
+    options = {"torch_dtype": torch.float32} | options | {"config": str(config), "local_files_only": True}
     with refusals(f"diffusers cannot load {path}"):
         return kind.from_single_file(str(path), **options)
 

@@ -5,6 +5,7 @@ All have the same weights, dtype and inputs. On a GPU diffusers' model is channe
 
 import gc
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,12 +19,23 @@ from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.model_hash import begin_sha256, begin_weights_hash
+from fastdiff.checkpoints.single_files.cards import FileOptions, names_file, place_of_part
+from fastdiff.checkpoints.weight_files import InFile
 from fastdiff.errors import InputError
 from fastdiff.models.classes import model_class
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.requests.request import Request
 from fastdiff.tuning.forwards import in_dtype
-from fastdiff.verification.comparisons import TRAIN_STEPS, check_labels, load, noise, predict, random_prompt
+from fastdiff.verification.comparisons import (
+    TRAIN_STEPS,
+    check_labels,
+    load,
+    load_single_file,
+    noise,
+    predict,
+    random_prompt,
+)
 
 FASTDIFF, EAGER, COMPILED = "fastdiff", "diffusers", "torch.compile"
 CALLS = 3  # the first compiles, the second captures, the third replays
@@ -36,24 +48,28 @@ class Subject:
     """The denoiser to measure: where it is, and what it takes."""
 
     name: str
-    folder: Path  # of the denoiser's own config and weights
+    folder: Path  # of the denoiser's own config, and of its weights unless they are `inside` a single file
     part: registry.DenoiserPart
     config: DenoiserConfig
     scale: int = 1  # pixels of a picture for one of the denoiser's, in height and in width
     num_train_timesteps: int = TRAIN_STEPS
+    inside: InFile | None = None
 
     @classmethod
     def find(cls, request: Request) -> "Subject":
-        """Find the denoiser of a pipeline's folder, or a single model. Raises InputError if fastdiff cannot run it."""
-        root = hub.resolve(request.model, revision=request.revision, variant=request.variant)
+        """Find the denoiser of a pipeline's folder or of a single file, or a single model.
+
+        Raises InputError if fastdiff cannot run it.
+        """
+        root, inside = _place(request)
         if (root / "model_index.json").is_file():
             card = ModelCard.read(request.model, root)
             folder = hub.component_folder(root, card.denoiser.name)
-            found = cls(card.name, folder, card.denoiser, card.config, card.scale, card.num_train_timesteps)
+            found = cls(card.name, folder, card.denoiser, card.config, card.scale, card.num_train_timesteps, inside)
         else:
             path = root / "config.json"
             part = registry.read_denoiser_part(path)
-            found = cls(request.model, root, part, part.config.from_mapping(read_json(path), path))
+            found = cls(request.model, root, part, part.config.from_mapping(read_json(path), path), inside=inside)
         check_labels("bench", found.name, found.config)
         return found
 
@@ -89,7 +105,7 @@ class Subject:
     def build(self, who: str, how: Load, diffusers: ModuleType | None) -> Any:
         """Load the model as `who` runs it. Raises InputError if the library cannot load it."""
         if who == FASTDIFF:
-            return model_class(self.part, Denoiser).from_folder(self.folder, how)
+            return model_class(self.part, Denoiser).from_folder(self.folder, how, inside=self.inside)
         assert diffusers is not None
         theirs = self._theirs(diffusers, how, how.dtype)
         if how.device.type == "cuda":
@@ -98,7 +114,25 @@ class Subject:
 
     def _theirs(self, diffusers: ModuleType, how: Load, dtype: torch.dtype) -> Any:
         kind = getattr(diffusers, self.part.class_name)
+        if self.inside is not None:
+            theirs = load_single_file(kind, self.inside.path, self.folder, torch_dtype=dtype)
+            return theirs.eval().to(how.device)
         return load(kind, self.folder, how.variant, dtype, low_cpu_mem_usage=True).to(how.device)
+
+    def begin_hash(self, variant: str | None) -> "Future[str]":
+        """Begin to compute the SHA-256 of the weights, or of the whole single file. As `model_hash.begin_hash`."""
+        if self.inside is not None:
+            return begin_sha256([self.inside.path])
+        return begin_weights_hash(self.folder, variant)
+
+
+def _place(request: Request) -> tuple[Path, InFile | None]:
+    """Return the folder of a model, and for a single file the place of its U-Net. The folder then has the configs."""
+    options = FileOptions(request.config)
+    if not names_file(request.model, options, revision=request.revision, variant=request.variant):
+        return hub.resolve(request.model, revision=request.revision, variant=request.variant), None
+    folder, inside = place_of_part(request.model, registry.UNET_CONDITION, request.config)
+    return (folder.parent if (folder.parent / "model_index.json").is_file() else folder), inside
 
 
 def call_of(model: Any, inputs: Inputs) -> Callable[[], Tensor]:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from fastdiff.checkpoints.loading import Load
-from fastdiff.checkpoints.model_hash import begin_weights_hash
 from fastdiff.doctor import machine
 from fastdiff.doctor.packages import version_of
 from fastdiff.errors import InputError, in_one_line
@@ -98,7 +97,7 @@ class Bench:
             OutOfMemoryError: the inputs do not fit in memory.
             DeviceLostError: the GPU fails. The rows keep what was measured before.
         """
-        hashing = begin_weights_hash(self.subject.folder, self.how.variant)
+        hashing = self.subject.begin_hash(self.how.variant)
         diffusers = self._diffusers()
         names = [FASTDIFF, *([EAGER] if diffusers else []), *([COMPILED] if diffusers and self.with_compile else [])]
         with self._surroundings(names), naming_lost_device():

@@ -78,3 +78,19 @@ def test_the_models_of_a_folder_are_listed_with_what_each_is(here, tmp_path, mon
     ):
         assert re.search(pattern, listed, re.MULTILINE), pattern
     refused(here("models", "--models-dir", tmp_path / "none"), "--models-dir: .* is not a folder")
+
+
+def test_a_file_is_shown_with_the_configs_and_the_vae_that_it_needs(here, tmp_path, text_folder, refused):
+    parts = {key: shape for key, shape in headers.SDXL.items() if key not in headers.VAE}
+    file = headers.write(tmp_path / "sdxl.safetensors", parts)
+    vae = headers.write(tmp_path / "vae.safetensors", headers.VAE)
+    refused(here("models", file), "holds no VAE; give a file that does with --vae")
+    assert (
+        here("models", file, "--vae", vae).stdout
+        == f"{file}: 1024x1024, euler, draws from prompts\nguidance_scale: 5.0\n"
+    )
+    small = here("models", file, "--vae", vae, "--config", text_folder("sdxl")).stdout
+    assert small.startswith(f"{file}: 16x16, ")
+    refused(here("models", "--config", tmp_path), "they are for one file; give its NAME too")
+    refused(here("models", "emoji64", "--vae", vae), "--vae: it changes nothing that is shown of emoji64; leave it out")
+    refused(here("models", "emoji64", "--config", tmp_path), "config: it is for single files, and emoji64 is none")

@@ -15,6 +15,7 @@ from fastdiff import __version__, cli
 from fastdiff.checkpoints import hub
 from fastdiff.cli import bench
 from fastdiff.verification import speed
+from tests.checkpoints.single_files import headers, ldm
 from tests.support.tiny import UNET, save_unet
 from tests.support.waiting import TIMEOUT
 
@@ -86,6 +87,45 @@ def test_the_document_of_a_bundled_model(capsys):
     assert list(found["machine"]) == MACHINE
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["checkpoint", "U-Net alone"])
+def test_a_single_file_is_timed_like_its_folder(alone, tmp_path, capsys):
+    """diffusers reads the same file."""
+    _, pipe, folder, file = ldm.save_pipeline("sdxl", tmp_path)
+    if alone:
+        file = ldm.save(ldm.prefixed("model.diffusion_model.", ldm.ldm_unet(pipe.unet)), tmp_path / "unet.safetensors")
+    found = {}
+    for name, options in ((str(folder), []), (str(file), ["--config", str(folder)])):
+        assert cli.main(["bench", name, *QUICK, *options, "--json", "-"]) == 0
+        found[name] = json.loads(capsys.readouterr().out)
+        assert [row["failure"] for row in found[name]["rows"]] == [None, None]
+        assert found[name]["rows"][0]["error"] < 1e-5
+    same = ("class", "height", "width", "dtype")
+    assert len({tuple(each[key] for key in same) for each in found.values()}) == 1
+    assert found[str(file)]["weights_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["vae.safetensors"], "vae.safetensors holds no U-Net, only VAE; give a file that does"),
+        (
+            ["unet.safetensors"],
+            "unet.safetensors is a U-Net of an unknown size; give the folder of its config as config",
+        ),
+        (["unet.safetensors", "--variant", "fp16"], "variant: 'fp16' is given for unet.safetensors, but a single file"),
+        (["emoji64", "--config", "x"], "config: it is for single files, and emoji64 is none; leave it out"),
+        (["none.safetensors"], "none.safetensors does not exist; give a safetensors file"),
+    ],
+)
+def test_a_file_that_cannot_be_timed_is_one_line(options, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    headers.write(tmp_path / "vae.safetensors", headers.VAE)
+    headers.write(tmp_path / "unet.safetensors", headers.unet(64))
+    assert cli.main(["bench", *options, *QUICK]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith(f"fastdiff: error: {said}") and err.count("\n") == 1
+
+
 def test_a_table_and_a_file(tiny, tmp_path, capsys):
     file = tmp_path / "new" / "bench.json"
     for batch in (2, 3):  # the second replaces the result of the first
@@ -120,7 +160,7 @@ def test_without_diffusers_a_line_says_how_to_get_it(tiny, monkeypatch, capsys):
 
 
 def test_where_fastdiff_has_no_memory_the_exit_code_is_1(tiny, monkeypatch, capsys):
-    def fail(*args):
+    def fail(*args, **options):
         raise MemoryError
 
     monkeypatch.setattr("fastdiff.UNet2DModel.from_folder", fail)
@@ -134,7 +174,7 @@ def test_where_fastdiff_has_no_memory_the_exit_code_is_1(tiny, monkeypatch, caps
 
 
 def test_inputs_that_do_not_fit_in_memory_are_one_line(tiny, monkeypatch, capsys):
-    def fail(*args):
+    def fail(*args, **options):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr("fastdiff.verification.peers.noise", fail)

@@ -169,7 +169,7 @@ def test_a_model_that_diffusers_cannot_load_is_measured_in_fastdiff(tiny, monkey
 def test_fastdiff_out_of_memory_is_a_row_and_other_errors_end_it(tiny, monkeypatch):
     right = fastdiff.UNet2DModel.from_folder
 
-    def fail(error, *args):
+    def fail(error, *args, **options):
         raise error
 
     monkeypatch.setattr(fastdiff.UNet2DModel, "from_folder", partial(fail, MemoryError()))

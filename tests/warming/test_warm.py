@@ -1,6 +1,8 @@
 """`fastdiff warm`: what it compiles is what a launch asks for."""
 
 import json
+import os
+import struct
 from dataclasses import replace
 
 import pytest
@@ -13,6 +15,7 @@ from fastdiff.kernels.to_fp8 import BLOCK, to_fp8
 from fastdiff.warming import card
 from fastdiff.warming.card import CARDS, Card, pretended
 from fastdiff.warming.ghosts import GPU, Ghost
+from tests.checkpoints.single_files import ldm
 from tests.kernels.host.compiling.stand_ins import broken, forget_kernels
 from tests.support.text_pipelines import text_pipeline
 from tests.support.tiny import UNET, save_unet
@@ -117,6 +120,20 @@ def test_a_planner_is_drawn_with_ghosts_and_has_no_size(launched, save_planner, 
     assert len(names) > 3 and any("conv" in name for name in names), names
     code, _, err = here("-m", folder, "--card", "sm_90", "--size", "8x8")
     assert code == 2 and "draws trajectories; leave it out" in err
+
+
+def test_a_single_file_launches_what_its_folder_launches(launched, text, tmp_path):
+    """Only the header of the file is read."""
+    file = tmp_path / "model.safetensors"
+    with open(ldm.save(ldm.whole("sdxl", text_pipeline("sdxl")), tmp_path / "whole.safetensors"), "rb") as whole:
+        (length,) = struct.unpack("<Q", whole.read(8))
+        file.write_bytes(struct.pack("<Q", length) + whole.read(length))
+    os.truncate(file, (tmp_path / "whole.safetensors").stat().st_size)
+    names = [
+        [(kernel.__name__, kwargs["grid"]) for kernel, _, kwargs in launched(model, **options)]
+        for model, options in ((text, {}), (file, {"config": str(text)}))
+    ]
+    assert names[0] == names[1]
 
 
 @pytest.fixture

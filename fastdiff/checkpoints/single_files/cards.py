@@ -45,18 +45,25 @@ def find_card(
     name: str, options: FileOptions = NOTHING, *, revision: str | None = None, variant: str | None = None
 ) -> ModelCard:
     """Return the card of a model: a single file, or whatever `hub.resolve` finds. Raises InputError as it does."""
-    if is_single_file(name):
-        given = {"revision": revision, "variant": variant}
-        wrong = next((option for option, value in given.items() if value is not None), None)
-        if wrong is not None:
-            raise InputError(f"{wrong}: {given[wrong]!r} is given for {name}, but a single file has none; leave it out")
+    if names_file(name, options, revision=revision, variant=variant):
         return file_card(name, options)
-    own = {"config": options.config, "prediction-type": options.prediction_type}
-    wrong = next((option for option, value in own.items() if value is not None), None)
-    if wrong is not None:
-        raise InputError(f"{wrong}: it is for single files, and {name} is none; leave it out")
     card = ModelCard.read(name, hub.resolve(name, revision=revision, variant=variant))
     return card if options.vae is None else replace(card, weights={registry.VAE.name: _vae_of(card, options.vae)})
+
+
+def names_file(
+    name: str, options: FileOptions = NOTHING, *, revision: str | None = None, variant: str | None = None
+) -> bool:
+    """Return whether a model is a single file. Raises InputError for options that files or other models lack."""
+    is_file = is_single_file(name)
+    given: dict[str, Any] = {"revision": revision, "variant": variant}
+    own = {"config": options.config, "prediction-type": options.prediction_type}
+    wrong = next((each for each, value in (given if is_file else own).items() if value is not None), None)
+    if wrong is not None and is_file:
+        raise InputError(f"{wrong}: {given[wrong]!r} is given for {name}, but a single file has none; leave it out")
+    if wrong is not None:
+        raise InputError(f"{wrong}: it is for single files, and {name} is none; leave it out")
+    return is_file
 
 
 def file_card(
