@@ -41,19 +41,19 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _candidates(action: argparse.Action) -> Mapping[str, Any] | None:
-    """Return what shtab offers for the argument: models by name and folder, files or folders. None: its choices."""
+    """Return what shtab offers for the argument: models, files or folders. None: its choices."""
     import shtab
 
     if action.dest in MODELS:
-        return _names_and_folders()
+        return _names_folders_and_files()
     if action.dest in FOLDERS:
         return shtab.DIRECTORY
     takes_a_file = action.dest in FILES or (action.dest == "json" and action.nargs != 0)
     return shtab.FILE if takes_a_file else None
 
 
-def _names_and_folders() -> Mapping[str, Any]:
-    """Return the bundled and cached models, and folders.
+def _names_folders_and_files() -> Mapping[str, Any]:
+    """Return the bundled and cached models, folders and single files.
 
     The names are written into the script, so that the Tab key starts no Python.
     """
@@ -62,18 +62,20 @@ def _names_and_folders() -> Mapping[str, Any]:
     found = (*hub.bundled_models(), *hub.cached_models())
     names = " ".join(name for name in found if re.fullmatch(r"[\w./-]+", name, re.ASCII))
     bash = f"""\
-_fastdiff_models_or_dirs() {{
+_fastdiff_models() {{
   compgen -W "{names}" -- "$1"
   compgen -d -- "$1"
+  compgen -f -X '!*.safetensors' -- "$1"
+  compgen -f -X '!*.sft' -- "$1"
 }}"""
     zsh = f"""\
-_fastdiff_models_or_dirs() {{
+_fastdiff_models() {{
   compadd -- {names}
-  _files -/
+  _files -g '*.(safetensors|sft)'
 }}"""
     return {
-        "bash": "_fastdiff_models_or_dirs",
-        "zsh": "_fastdiff_models_or_dirs",
-        "fish": f"{names} (__fish_complete_directories (commandline -ct))",
+        "bash": "_fastdiff_models",
+        "zsh": "_fastdiff_models",
+        "fish": f"{names} (__fish_complete_suffix .safetensors)",
         "preamble": {"bash": bash, "zsh": zsh},
     }

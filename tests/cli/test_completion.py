@@ -46,6 +46,9 @@ def test_bash_completes_files_and_folders(complete, tmp_path):
     (tmp_path / "foxes").mkdir()
     assert complete("info", "fo") == complete("sample", "--from", "fo") == {"fox.png", "foxes"}
     assert complete("sample", "-m", "fo") == complete("status", "fo") == {"foxes"}
+    for name in ("fox.safetensors", "fox.sft"):
+        (tmp_path / name).touch()
+    assert complete("sample", "-m", "fo") == complete("bench", "fo") == {"foxes", "fox.safetensors", "fox.sft"}
 
 
 @pytest.mark.parametrize("shell", SHELLS)

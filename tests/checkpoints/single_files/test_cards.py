@@ -5,10 +5,15 @@ import math
 
 import pytest
 import torch
+from diffusers.loaders.single_file_utils import infer_diffusers_model_type
 
 import fastdiff
+from fastdiff.checkpoints import registry
+from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
+from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_hash import begin_files_hash, begin_hash
-from fastdiff.checkpoints.single_files.cards import CONFIGS, FileOptions, file_card, find_card
+from fastdiff.checkpoints.single_files.cards import CONFIGS, FileOptions, file_card, find_card, place_of_part
 from fastdiff.errors import InputError
 from fastdiff.text.tokenizer import CLIPTokenizer
 from tests.checkpoints.single_files import ldm
@@ -141,6 +146,28 @@ def test_another_vae_replaces_the_models(saved, tmp_path):
         find_card(str(folder), FileOptions(vae=write(tmp_path / "unet.safetensors", unet(768))))
     with pytest.raises(InputError, match="is a folder; give a safetensors file"):
         find_card(str(folder), FileOptions(vae=folder))
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("sd1", 0.18215), ("sdxl", 0.13025)])
+def test_another_vae_scales_latents_as_the_models_kind_does(kind, factor, saved, tmp_path):
+    """A file with a VAE does not say for which kind it is."""
+    _, pipe, folder, file = saved(kind)
+    vae = ldm.save(ldm.ldm_vae(pipe.vae), tmp_path / "vae.safetensors")
+    for card in (find_card(str(folder), FileOptions(vae=vae)), find_card(str(file), FileOptions(folder, vae))):
+        made = fastdiff.Pipeline.from_card(card, Load.of(device="cpu"))
+        assert card.weights["vae"].path == vae and made.vae.config.scaling_factor == factor
+    alone = fastdiff.AutoencoderKL.from_single_file(vae, config=folder)
+    given = fastdiff.Pipeline.from_single_file(file, config=folder, vae=alone, device="cpu")
+    assert given.vae.config.scaling_factor == factor
+
+
+def test_a_vae_alone_is_sd1s_without_a_config_as_for_diffusers(saved, tmp_path):
+    state = ldm.ldm_vae(saved("sdxl").pipe.vae)
+    folder, _ = place_of_part(ldm.save(state, tmp_path / "vae.safetensors"), registry.VAE)
+    assert infer_diffusers_model_type(state) == "v1" and folder == CONFIGS / "sd1" / "vae"
+    assert AutoencoderKLConfig.from_mapping(read_json(folder / "config.json"), folder).scaling_factor == 0.18215
+    inside, _ = place_of_part(write(tmp_path / "sdxl.safetensors", SDXL), registry.VAE)
+    assert AutoencoderKLConfig.from_mapping(read_json(inside / "config.json"), inside).scaling_factor == 0.13025
 
 
 def test_a_unet_alone_draws_with_given_parts(saved, tmp_path):

@@ -1,5 +1,7 @@
 """Weights of single files equal diffusers' conversion, bit for bit."""
 
+import copy
+
 import diffusers
 import pytest
 import torch
@@ -39,7 +41,9 @@ def theirs_of(kind, file, folder, **options):
 
 
 @pytest.mark.filterwarnings("ignore")  # diffusers' own
-@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [None, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str
+)
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_every_part_of_a_whole_file_equals_diffusers(kind, dtype, saved, tmp_path):
     _, pipe, folder, file = saved(kind)
@@ -61,7 +65,11 @@ def test_encoders_alone_equal_the_encoders_of_the_whole_file(kind, saved, tmp_pa
         state = ldm.clip(encoder) if is_clip else ldm.open_clip(encoder, last_layer=kind == "sd2")
         path = ldm.save(state, tmp_path / f"{name}.safetensors")
         model = CLIPTextModel if name == "text_encoder" else CLIPTextModelWithProjection
-        assert_same(model.from_single_file(path, config=folder), encoder)
+        alone = model.from_single_file(path, config=folder)
+        assert_same(alone, encoder)
+        assert_same(alone, getattr(ours_of(saved(kind).file, folder), name))
+        half = ldm.save(state, tmp_path / f"{name}-half.safetensors", dtype=torch.float16)
+        assert_same(model.from_single_file(half, config=folder), copy.deepcopy(encoder).half().float())
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -82,8 +90,26 @@ def test_a_unet_alone_and_a_vae_alone_equal_diffusers(kind, saved, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_moving_averages_are_taken_only_where_asked(saved, tmp_path):
-    _, pipe, folder, _ = saved("sdxl")
+def test_parts_of_other_dtypes_in_one_file(saved, tmp_path):
+    """As in merges: the U-Net in fp16, the VAE in float32, the text encoder in bfloat16."""
+    _, pipe, folder, _ = saved("sd1")
+    dtypes = {"model.diffusion_model.": torch.float16, "cond_stage_model.": torch.bfloat16}
+    state = {
+        key: tensor.to(next((dtype for prefix, dtype in dtypes.items() if key.startswith(prefix)), tensor.dtype))
+        for key, tensor in ldm.whole("sd1", pipe).items()
+        if tensor.is_floating_point()
+    }
+    file = ldm.save(state, tmp_path / "model.safetensors")
+    ours, theirs = ours_of(file, folder), theirs_of("sd1", file, folder, torch_dtype=torch.float32)
+    for name in ("unet", "vae", "text_encoder"):
+        assert_same(getattr(ours, name), getattr(theirs, name))
+    assert_same(ours.vae, pipe.vae)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_moving_averages_are_taken_only_where_asked(kind, saved, tmp_path):
+    _, pipe, folder, file = saved(kind)
     state = ldm.prefixed("model.diffusion_model.", ldm.ldm_unet(pipe.unet))
     ema = {"model_ema." + key.removeprefix("model.").replace(".", ""): 2 * tensor for key, tensor in state.items()}
     path = ldm.save(state | ema, tmp_path / "unet.safetensors")
@@ -94,8 +120,13 @@ def test_moving_averages_are_taken_only_where_asked(saved, tmp_path):
     )
     assert_same(plain, pipe.unet)
     assert_same(averaged, theirs)
+    whole = ldm.save(ldm.whole(kind, pipe) | ema, tmp_path / "whole.safetensors")
+    assert_same(ours_of(whole, folder).unet, pipe.unet)
+    of_whole = ours_of(whole, folder, extract_ema=True)
+    assert_same(of_whole.unet, theirs)
+    assert_same(of_whole.vae, pipe.vae)
     with pytest.raises(InputError, match="no moving averages"):
-        fastdiff.Pipeline.from_single_file(saved("sd1").file, config=saved("sd1").folder, extract_ema=True)
+        ours_of(file, folder, extract_ema=True)
     del ema["model_ema." + "diffusion_modeltime_embed0weight"]
     path = ldm.save(state | ema, tmp_path / "other.safetensors")
     with pytest.raises(InputError, match=r"has no model_ema\.diffusion_modeltime_embed0weight"):

@@ -1,6 +1,7 @@
 """Single files among the models of the page: the list, drawing, and the file that drew a PNG."""
 
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -30,13 +31,45 @@ def engine(files_dir) -> Engine:
     return Engine(files_dir, device="cpu")
 
 
-def mine(catalogue: Catalogue) -> list[str]:
+def names_of(catalogue: Catalogue) -> list[str]:
     """Return the names of the models that are not bundled."""
     return [name for name in catalogue.names() if name not in hub.bundled_models()]
 
 
 def test_files_are_listed_wherever_they_are(engine):
-    assert mine(engine.catalogue) == [XL, SMALL]
+    assert names_of(engine.catalogue) == [XL, SMALL]
+
+
+NAMES = ("plain.safetensors", "UPPER.SAFETENSORS", "Short.Sft", "two  spaces.sft", "ünï 图 🐱.safetensors")
+NAMES += ("a/b/deep.sft", "comma, colon: {0}.safetensors", "-dash.safetensors", "link.safetensors", "linked/one.sft")
+
+
+def test_the_command_the_list_and_the_page_take_the_same_names(files_dir, tmp_path, monkeypatch, capsys):
+    mine, target = tmp_path / "models", tmp_path / "elsewhere"
+    target.mkdir()
+    shutil.copy(files_dir / SMALL, target / "one.sft")
+    for name in NAMES[:-2]:
+        (mine / name).parent.mkdir(parents=True, exist_ok=True)
+        os.link(target / "one.sft", mine / name)
+    (mine / "link.safetensors").symlink_to(target / "one.sft")
+    (mine / "linked").symlink_to(target)
+    engine = Engine(mine, device="cpu")
+    assert set(names_of(engine.catalogue)) == {f"./{name}" for name in NAMES}
+    monkeypatch.chdir(mine)
+    assert cli.main(["models", "--models-dir", "."]) == 0
+    listed = re.findall(r"^(.+?) +file +checkpoint of Stable Diffusion 1$", capsys.readouterr().out, re.MULTILINE)
+    assert set(listed) == set(NAMES)
+    assert [cli.main(["info", f"./{name}"]) for name in NAMES] == [0] * len(NAMES)
+    pictures = set()
+    for number, name in enumerate((NAMES[4], NAMES[6], NAMES[-1])):
+        out = str(tmp_path / f"{number}.png")
+        flags = ["--prompt", "the cat", "-s", "5", "--steps", "1", "--num-images", "1", "--device", "cpu", "-o", out]
+        assert cli.main(["sample", "-m", f"./{name}", *flags]) == 0
+        asked = UncheckedRequest(model=f"./{name}", prompt="the cat", seed=5, steps=1)
+        *_, (_, [picture]) = draw(prepare(asked, engine, Limits()), engine, tmp_path / str(number))
+        assert picture.record["model"] == png.read_settings(out)["model"] == f"./{name}"
+        pictures |= {pixels(picture).tobytes(), pixels_of(Path(out)).tobytes()}
+    assert len(pictures) == 1
 
 
 def test_links_are_followed_except_in_a_circle(files_dir, tmp_path):
@@ -45,7 +78,7 @@ def test_links_are_followed_except_in_a_circle(files_dir, tmp_path):
     (tmp_path / "models" / "more").symlink_to(files_dir / "deep")
     (tmp_path / "models" / "circle").symlink_to(tmp_path)
     catalogue = Catalogue(tmp_path / "models")
-    assert mine(catalogue) == ["./more/my XL ü.SFT", "./one.safetensors"]
+    assert names_of(catalogue) == ["./more/my XL ü.SFT", "./one.safetensors"]
     assert catalogue.card("./one.safetensors").file == tmp_path / "models" / "one.safetensors"
 
 
@@ -82,7 +115,11 @@ def test_files_of_one_kind_are_different_models_and_so_is_a_new_file_of_the_name
 
 
 def pixels(picture) -> np.ndarray:
-    with Image.open(picture.path) as image:
+    return pixels_of(picture.path)
+
+
+def pixels_of(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
         return np.asarray(image)
 
 
