@@ -1,6 +1,7 @@
 """Read the JSON files of a model folder, whatever they contain."""
 
 import json
+import math
 import os
 import stat
 from collections.abc import Callable
@@ -44,11 +45,17 @@ def read_json(path: str | Path) -> dict[str, Any]:
 def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
     """Return the value of a JSON text.
 
-    `parse_constant` is as in `json.loads`: it is called for NaN and Infinity. Raises ValueError, with a message of one
-    line, for malformed text, for more than MAX_DEPTH levels and for integers of more than MAX_DIGITS digits.
+    `parse_constant` is called for NaN, for Infinity and for numbers that are larger than any float. Default: as in
+    `json.loads`. Raises ValueError, with a message of one line, for malformed text, for more than MAX_DEPTH levels and
+    for integers of more than MAX_DIGITS digits.
     """
+
+    def parse_float(digits: str) -> Any:
+        number = float(digits)
+        return parse_constant(digits) if parse_constant and math.isinf(number) else number
+
     try:
-        content = json.loads(text, parse_int=_bounded_int, parse_constant=parse_constant)
+        content = json.loads(text, parse_int=_bounded_int, parse_float=parse_float, parse_constant=parse_constant)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     level = [content]

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 from fastdiff.arguments import shown
 from fastdiff.checkpoints.json_files import parse_json
 from fastdiff.errors import InputError
+from fastdiff.requests.record import check_types
 from fastdiff.sampler_names import A1111_NAMES
 
 T = TypeVar("T")
@@ -64,7 +65,8 @@ def _prompt(record: dict[str, Any]) -> str:
     if record.get("prompt") is not None:
         prompts = record["prompt"] if isinstance(record["prompt"], list) else [record["prompt"]]
         return _harmless("\n".join(prompts))
-    labels = record["label"] if isinstance(record["label"], list) else [record["label"]]
+    labels = record.get("label")
+    labels = labels if isinstance(labels, list) else [labels]
     names = (f"class {label}" if isinstance(label, int) else label for label in labels if label is not None)
     return _harmless(" ".join(", ".join(names).split()))
 
@@ -74,24 +76,26 @@ def _harmless(text: str) -> str:
 
 
 def _settings(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings by A1111's names, in its order, without those that are None.
+    """Return the settings by A1111's names, in its order, without those that are missing or None.
 
     A1111 counts Clip skip from 1: 1 uses all layers.
     """
-    sampler, schedule_type = sampler_name(record["scheduler"])
+    scheduler, seed, version = record.get("scheduler"), record.get("seed"), record.get("versions", {}).get("fastdiff")
+    sampler, schedule_type = (None, None) if scheduler is None else sampler_name(scheduler)
+    sides = record.get("width"), record.get("height")
     settings = {
-        "Steps": record["num_inference_steps"],
+        "Steps": record.get("num_inference_steps"),
         "Sampler": sampler,
         "Schedule type": schedule_type,
-        "CFG scale": record["guidance_scale"],
-        "Seed": record["seed"][0] if isinstance(record["seed"], list) else record["seed"],
-        "Size": f"{record['width']}x{record['height']}",
+        "CFG scale": record.get("guidance_scale"),
+        "Seed": seed[0] if isinstance(seed, list) else seed,
+        "Size": None if None in sides else "{}x{}".format(*sides),
         "Model hash": record["model_hash"][:10] if record.get("model_hash") else None,
-        "Model": _model(record["model"]),
+        "Model": _model(record["model"]) if "model" in record else None,
         "Clip skip": record["clip_skip"] + 1 if record.get("clip_skip") else None,
         "Precision": record.get("precision"),
-        "Version": f"fastdiff {record['versions']['fastdiff']}",
-        "Eta": record["eta"] or None,
+        "Version": version and f"fastdiff {version}",
+        "Eta": record.get("eta") or None,
         **_axes(record.get("axes", {})),
     }
     return {name: value for name, value in settings.items() if value is not None}
@@ -119,7 +123,7 @@ def sampler_name(scheduler: str) -> tuple[str, str | None]:
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """Return the record in the `fastdiff` chunk of the PNG `path`, with its schema. The values are not checked yet.
+    """Return the record in the `fastdiff` chunk of the PNG `path`, with its schema. Only the types are checked.
 
     InputError if the file does not exist, is not a valid PNG, or holds no fastdiff settings.
     """
@@ -130,7 +134,10 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 
 def parse_record(text: str, path: str | Path) -> dict[str, Any]:
-    """Return the JSON object of a `fastdiff` chunk. InputError, which names `path`, if it is damaged or newer."""
+    """Return the JSON object of a `fastdiff` chunk, with settings of the right types or without them.
+
+    InputError, which names `path`, if it is damaged or newer.
+    """
     try:
         record = parse_json(text, _no_constant)
     except ValueError:
@@ -138,6 +145,7 @@ def parse_record(text: str, path: str | Path) -> dict[str, Any]:
     schema = record.get("schema") if isinstance(record, dict) else None
     if type(schema) is not int or schema != SCHEMA:
         raise InputError(f"{path} holds fastdiff settings in an unknown format; a newer fastdiff may read them")
+    check_types(record, path)
     return record
 
 

@@ -24,26 +24,10 @@ from tests.fuzz import pickles, text_edits
 from tests.fuzz.named import hostile_files
 from tests.fuzz.named.hostile_files import single
 from tests.fuzz.tabs import write_dropped
-from tests.fuzz.text_edits import replace
-from tests.fuzz.values import JSON
+from tests.fuzz.text_edits import GONE, replace
+from tests.fuzz.values import JSON, PNG_RECORD
 
 Edit = tuple[str, ...]
-PNG_RECORD = {
-    "model": "emoji64",
-    "num_inference_steps": 1,
-    "scheduler": "ddim",
-    "guidance_scale": 1.0,
-    "seed": 7,
-    "label": None,
-    "eta": 0.0,
-    "width": 8,
-    "height": 8,
-    "dtype": "float32",
-    "revision": None,
-    "variant": None,
-    "use_clipped_model_output": False,
-    "versions": {"fastdiff": "0.1.0"},
-}
 PNG_NAME = "from.png"
 STYLES_NAME, STYLES_HEAD = "styles.csv", "name,prompt,negative_prompt"
 NEW_FILES = ("settings", "chunk", "styles", "write_dropped", "single")  # edits that write a file
@@ -183,8 +167,11 @@ def swapped(folder: Path, file: str, other: str) -> None:
 
 
 def settings(folder: Path, key: str, value: str) -> None:
-    """Write a PNG next to the model's files that records a setting with a value of JSON."""
-    record = json.dumps({"schema": png.SCHEMA, **PNG_RECORD, key: "@value@"}).replace('"@value@"', JSON[value])
+    """Write a PNG next to the model's files that records a setting with a value of JSON, or lacks it."""
+    content = {"schema": png.SCHEMA, **PNG_RECORD, key: "@value@"}
+    if value == GONE:
+        del content[key]
+    record = json.dumps(content).replace('"@value@"', JSON.get(value, ""))
     _write_png(folder, _chunk(b"iTXt", b"fastdiff\0\0\0\0\0" + record.encode(errors="surrogatepass")))
 
 

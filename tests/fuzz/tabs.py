@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from tests.fuzz.text_edits import ENCODINGS
-from tests.fuzz.values import JSON
+from tests.fuzz.text_edits import ENCODINGS, GONE
+from tests.fuzz.values import JSON, PNG_KEYS
 from tests.requests import foreign_pictures
 
 DROPPED_NAME = "dropped"
@@ -75,7 +75,7 @@ ACCIDENTS = {  # what may happen to files while History is open
     "hidden folder": _FOLDER,
     "run": _FOLDER,
     "shelf": _FOLDER,
-    "settings": [f"{key}={value}" for key in ("seed", "prompt", "label", "model", "axes", "width") for value in JSON],
+    "settings": [f"{key}={value}" for key in PNG_KEYS for value in (*JSON, GONE)],
 }
 
 
@@ -128,6 +128,7 @@ def dropping(edit: st.SearchStrategy[tuple[str, ...]]) -> st.SearchStrategy[Draw
 def clicks() -> st.SearchStrategy[Drawn]:
     """Return events of History with odd values, and things that happen to its folder meanwhile."""
     event = st.tuples(st.sampled_from(EVENTS), st.sampled_from([*("0", "1") * 6, *sorted(SENT)]))
-    accident = st.sampled_from(sorted((name, how) for name, ways in ACCIDENTS.items() for how in ways))
+    of_name = {name: st.tuples(st.just(name), st.sampled_from(ways)) for name, ways in ACCIDENTS.items()}
+    accident = st.sampled_from([*ACCIDENTS, *["settings"] * 6]).flatmap(of_name.__getitem__)
     steps = st.lists(event | event | accident, min_size=3, max_size=8).map(tuple)
     return st.tuples(st.just(()), st.just("tab"), st.just("history"), steps)

@@ -1,6 +1,8 @@
-"""The fuzzer can fail: it reports each kind of planted failure."""
+"""The fuzzer can fail: it reports each kind of planted failure. Its cases depend on their seed alone."""
 
 import functools
+import hashlib
+import importlib
 import os
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from tests.fuzz import __main__ as long_run
 from tests.fuzz import cases, watch, workers
 from tests.fuzz.cases import Case
 from tests.fuzz.doors import library
-from tests.fuzz.doors.outcomes import Outcome
+from tests.fuzz.doors.outcomes import Outcome, guarded
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the watching of a case needs Linux")
 SOUND = Case("plain", (), "library", "pipeline")
@@ -105,6 +107,15 @@ def test_a_hang_and_a_growth(places, monkeypatch):
     assert [each.split(":")[0] for each in problems] == ["hung", "grew"]
 
 
+def test_the_report_of_a_failure_reads_no_source(places, tmp_path, monkeypatch):
+    (tmp_path / "failing_code.py").write_text("def fail():\n    raise KeyError\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    failing = importlib.import_module("failing_code")
+    with watch.watching(*places) as problems:
+        outcome = guarded(failing.fail)()
+    assert outcome.problems[0].startswith("raised KeyError") and problems == []
+
+
 def test_a_picture_that_is_not_whole(monkeypatch):
     class Broken:
         images = torch.full((1, 3, 8, 8), float("nan"))
@@ -143,6 +154,30 @@ def test_damaged_weights_that_are_drawn_with(monkeypatch):
     monkeypatch.setitem(library.LIBRARY, "pipeline", lambda folder, options: Outcome(True))
     with cases.made(case) as folder:
         assert "drawn in spite of" in cases.run(case, folder).problems[0]
+
+
+def digest() -> str:
+    """Return a digest of some cases of each group without a folder of its own, and of one with a folder."""
+    drawn: list[str] = []
+    for group in ("png", "command", "call", "plan", "text", "styles", "dropped", "history", "files", "policy"):
+        cases.explore(group, 20, 0, lambda case: drawn.append(case.to_json()))
+    return hashlib.sha256("".join(drawn).encode()).hexdigest()
+
+
+def test_cases_do_not_depend_on_the_imported_modules(tmp_path, monkeypatch):
+    before = digest()
+    (tmp_path / "constants_of_another.py").write_text(f"CONSTANTS = {[*range(101, 500)]}")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("constants_of_another")
+    assert digest() == before
+
+
+@pytest.mark.slow
+def test_cases_are_the_same_in_another_process():
+    code = "import sys; from tests.fuzz.test_watch import digest; sys.stdout.write(digest())"
+    env = os.environ | {"PYTHONHASHSEED": "1", "CI": ""}
+    other = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert other.stdout.endswith(digest())
 
 
 def test_a_case_is_text():

@@ -43,6 +43,26 @@ JSON = {  # literal text: json.dumps would not write some of these
 PLAIN = ("null", "true", "{}", "[]", "[1]", "-1", "0", "1.9", '"x"', '""', "NaN", "10^18")  # chosen most often
 LEADING_OUT = ("path", "absolute")  # users may pass these, but a file must not contain them
 
+PNG_RECORD = {
+    "model": "emoji64",
+    "num_inference_steps": 1,
+    "scheduler": "ddim",
+    "guidance_scale": 1.0,
+    "seed": 7,
+    "label": None,
+    "eta": 0.0,
+    "width": 8,
+    "height": 8,
+    "dtype": "float32",
+    "revision": None,
+    "variant": None,
+    "use_clipped_model_output": False,
+    "versions": {"fastdiff": "0.1.0"},
+}
+_FURTHER = """prompt negative_prompt clip_skip model_hash precision device horizon axes picture_width config vae
+    prediction_type numerics schema unknown"""
+PNG_KEYS = (*PNG_RECORD, *_FURTHER.split())
+
 WORDS = {
     **{word: word for word in ("x", "-1", "0", "1", "2", "1.9", "nan", "inf", "-inf", "1e400", "null", "cat", "pets")},
     **{word: word for word in ("-", "--", "*", "**", "{", "{seed}", "{label}.png", "random", "1-3", "3,3", "5-1", ",")},

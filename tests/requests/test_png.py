@@ -243,9 +243,10 @@ def test_a_hostile_file_is_refused_with_its_reason(tmp_path, name):
         '{"schema":1,"seed":' + "9" * 5000 + "}",
         '{"schema":1,"eta":NaN}',
         '{"schema":1,"eta":Infinity}',
+        '{"schema":1,"unknown":[1e400]}',
         "__import__('os').abort()",
     ],
-    ids=["empty", "cut", "deep-nest", "huge-number", "nan", "infinity", "code"],
+    ids=["empty", "cut", "deep-nest", "huge-number", "nan", "infinity", "larger-than-any-float", "code"],
 )
 def test_damaged_json_is_refused(text):
     with pytest.raises(InputError, match=r"x\.png holds damaged fastdiff settings"):
@@ -256,6 +257,43 @@ def test_damaged_json_is_refused(text):
 def test_another_schema_is_refused(text):
     with pytest.raises(InputError, match="unknown format"):
         png.parse_record(text, "x.png")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model", 1e-320),
+        ("model", None),
+        ("scheduler", ["ddim"]),
+        ("num_inference_steps", "20"),
+        ("num_inference_steps", True),
+        ("guidance_scale", {}),
+        ("eta", []),
+        ("width", 8.5),
+        ("seed", []),
+        ("seed", [1, None]),
+        ("label", {"a": 1}),
+        ("prompt", ["a", 1]),
+        ("negative_prompt", 7),
+        ("clip_skip", "1"),
+        ("model_hash", 7),
+        ("versions", None),
+        ("versions", {"fastdiff": 1}),
+    ],
+)
+def test_a_setting_of_another_type_is_refused(key, value):
+    with pytest.raises(InputError, match=rf"^x\.png holds settings that cannot be used: {key}: .* is not [^\n]*$"):
+        png.parse_record(png.canonical_json(RECORD | {"schema": 1, key: value}), "x.png")
+
+
+@pytest.mark.parametrize("missing", [[key] for key in RECORD] + [[*RECORD]], ids=lambda keys: ",".join(keys)[:20])
+def test_any_setting_may_be_missing(missing):
+    record = {key: value for key, value in (RECORD | {"schema": 1}).items() if key not in missing}
+    assert png.parse_record(png.canonical_json(record), "x.png") == record
+    found = png.parameters_text(record).split("\n")[-1].split(", ")
+    kept = {"num_inference_steps": "Steps: 50", "seed": "Seed: 12345", "versions": "Version: fastdiff 0.1.0"}
+    assert [line for line in kept.values() if line in found] == [kept[key] for key in kept if key not in missing]
+    assert ("Size: 8x6" in found) == {"width", "height"}.isdisjoint(missing)
 
 
 def test_what_is_not_a_file_is_refused(tmp_path):

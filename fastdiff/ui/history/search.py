@@ -20,14 +20,9 @@ _NUMBER = re.compile(rf"\b({'|'.join(_NUMBERS.values())})[ :=]+(-?\d+(?:\.\d+)?)
 
 
 def words_of(record: Mapping[str, Any]) -> str:
-    """Return the text in which `terms` are searched. The record may hold anything."""
+    """Return the text in which `terms` are searched."""
     texts = [plain(str(value)) for name in _TEXTS for value in _values(record.get(name))]
-    numbers = [
-        f"{name}:{value:.15g}"
-        for key, name in _NUMBERS.items()
-        for value in _values(record.get(key))
-        if isinstance(value, int | float)
-    ]
+    numbers = [f"{name}:{value:.15g}" for key, name in _NUMBERS.items() for value in _values(record.get(key))]
     return f" {' '.join([*texts, *numbers])} "
 
 

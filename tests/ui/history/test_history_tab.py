@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from PIL.PngImagePlugin import PngInfo
 
-from tests.ui.history.test_index import add
+from tests.ui.history.test_index import PIXELS, RECORD, add
 from tests.ui.history.unserved import UnservedPage
 
 
@@ -36,3 +37,18 @@ def test_a_page_is_selected_without_reading_its_pictures_again(page, monkeypatch
 def test_a_page_is_not_selected_while_one_picture_is(page):
     page.press("HistoryTab.select_page")
     assert page.session.selected is None
+
+
+ODD = (None, True, -1, 0.5, 1e-320, 10**18, "", "x", "a\0b", [], [None], [1, "x", {}], {}, {"a": 1})
+
+
+@pytest.mark.parametrize("key", [*RECORD, "negative_prompt", "clip_skip", "model_hash", "precision", "axes"])
+def test_a_picture_with_an_odd_setting_is_shown_or_left_out(page, tmp_path, key):
+    for place, value in enumerate(ODD):
+        info = PngInfo()
+        info.add_itxt("fastdiff", json.dumps(RECORD | {"schema": 1, "seed": 3, key: value}))
+        PIXELS.save(tmp_path / "shelf" / f"odd {place}.png", pnginfo=info)
+    page.press("HistoryTab.show")
+    shown = [page.press("Panel.follow.<locals>.show", index=place) for place in range(len(page.session.listed))]
+    assert all("Settings of this picture" in answer for answer in shown)
+    assert {drawn.path.name for drawn in page.session.listed} >= {"0.png", "1.png", "2.png"}

@@ -153,7 +153,7 @@ def test_values_of_any_kind_are_no_error(tmp_path, value):
 
     plain = png.encode(PIXELS)
     (tmp_path / "b.png").write_bytes(plain[:33] + chunk(b"iTXt", b"fastdiff\0\0\0\0\0" + data.encode()) + plain[33:])
-    assert sorted(found(tmp_path)) == ["a.png", "b.png"]
+    assert found(tmp_path) == ["a.png"]
     assert Search.of_page(value, value, value, value).only_favourites is (value is True)
     found(tmp_path, Search.of_page(value, value, value, value))
 
