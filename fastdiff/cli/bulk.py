@@ -24,6 +24,7 @@ from fastdiff.cli.arguments import (
 from fastdiff.cli.streams import Notices, require_stdout, say
 from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
 from fastdiff.requests import defaults
+from fastdiff.requests.png import Recorded
 from fastdiff.requests.request import Request
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.spec and (args.styles or args.style):
         raise InputError("style: does not change the prompts of --spec; write its text into the rows, or leave it out")
-    request = located(Request.from_flags(vars(args), args.source), args.source, args.models_dir)
+    source = None if args.source is None else Recorded.read(args.source)
+    request = located(Request.from_flags(vars(args), source), source, args.models_dir)
     sizes = {"shard_size": args.shard_size, "batch_size": args.batch_size}
     plan = Plan.make(request, find_model(request), spec=args.spec, format=args.format, **sizes)
     folder = Folder(args.out, args.format)

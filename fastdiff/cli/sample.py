@@ -25,6 +25,7 @@ from fastdiff.cli.streams import Notices, require_stdout
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
 from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.png import Recorded
 from fastdiff.requests.request import Request
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sample(args: argparse.Namespace, notices: Notices) -> int:
-    from fastdiff.runs.drawing import Run, begin_model_hash, find_model
+    from fastdiff.runs.drawing import Run, begin_hashes, find_model
     from fastdiff.runs.model_files import located
     from fastdiff.runs.notices import find_device_notices, find_notices, find_source_notices
     from fastdiff.runs.output import Output
@@ -117,7 +118,8 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     start = time.perf_counter()
     if args.json or args.explain:
         require_stdout()
-    request = located(Request.from_flags(vars(args), args.source), args.source, args.models_dir)
+    source = None if args.source is None else Recorded.read(args.source)
+    request = located(Request.from_flags(vars(args), source), source, args.models_dir)
     if args.resume and request.seed == "random":
         raise InputError("--resume cannot repeat random seeds; give the seeds of the interrupted run with --seed")
     run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)
@@ -141,10 +143,10 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     CTRL_C.describe = lambda: f"{line_break}fastdiff: interrupted; {_summary(run, output, written)}"
 
     def load_saying() -> "Pipeline":
-        begin_model_hash(run)  # beside the loading
+        begin_hashes(run)  # beside the loading
         pipe = load()
         # after the loading, whose errors are the only line
-        notices.say(*find_source_notices(args.source, request.model), *find_device_notices(pipe.device))
+        notices.say(*find_source_notices(source, request), *find_device_notices(pipe.device))
         if not in_terminal():
             count = len(output.missing)
             notices.say(f"drawing {count} {_things(run, count)} with {run.card.name}")

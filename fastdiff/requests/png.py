@@ -11,6 +11,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -27,6 +28,19 @@ MAX_TEXT = 2**20  # bytes of one text chunk, before and after decompression
 MAX_CHUNKS = 2**20
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The settings in the PNG `path`, which a run repeats."""
+
+    path: str
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: str) -> "Recorded":
+        """Read a PNG. Raises as `read_settings`."""
+        return cls(path, read_settings(path))
 
 
 def encode(image, record: dict[str, Any] | None = None) -> bytes:
@@ -92,6 +106,8 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         "Size": None if None in sides else "{}x{}".format(*sides),
         "Model hash": record["model_hash"][:10] if record.get("model_hash") else None,
         "Model": _model(record["model"]) if "model" in record else None,
+        "VAE hash": record["vae_hash"][:10] if record.get("vae_hash") else None,
+        "VAE": _last_part(record["vae"]) if record.get("vae") else None,
         "Clip skip": record["clip_skip"] + 1 if record.get("clip_skip") else None,
         "Precision": record.get("precision"),
         "Version": version and f"fastdiff {version}",
@@ -102,9 +118,13 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model(name: str) -> str:
-    """Return the last part of a model's path, without commas and colons. As in A1111, a file has no suffix."""
-    last = re.split(r"[\\/]", name.rstrip("\\/"))[-1]
-    return re.sub(r"[,:\s]+", " ", re.sub(r"\.(?:safetensors|sft)$", "", last, flags=re.IGNORECASE))
+    """Return the last part of a model's path. As in A1111, a file has no suffix."""
+    return re.sub(r"\.(?:safetensors|sft)$", "", _last_part(name), flags=re.IGNORECASE)
+
+
+def _last_part(name: str) -> str:
+    """Return the last part of a path, without commas and colons."""
+    return re.sub(r"[,:\s]+", " ", re.split(r"[\\/]", name.rstrip("\\/"))[-1])
 
 
 def _axes(axes: dict[str, Any]) -> dict[str, str]:

@@ -17,8 +17,8 @@ _Number = float | None
 _Subject = str | int | None
 _TYPES: dict[str, Any] = {
     "model": str,
-    **dict.fromkeys(("revision", "variant", "config", "vae", "prediction_type", "model_hash"), _Text),
-    **dict.fromkeys(("scheduler", "dtype", "precision", "device", "negative_prompt"), _Text),
+    **dict.fromkeys(("revision", "variant", "config", "vae", "prediction_type"), _Text),
+    **dict.fromkeys(("scheduler", "dtype", "precision", "device", "negative_prompt", "model_hash", "vae_hash"), _Text),
     **dict.fromkeys(("num_inference_steps", "clip_skip", "horizon", "num_images"), _Count),
     **dict.fromkeys(("width", "height", "picture_width", "picture_height"), _Count),
     **dict.fromkeys(("guidance_scale", "eta"), _Number),

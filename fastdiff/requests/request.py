@@ -30,7 +30,8 @@ from fastdiff.kinds import (
     Seed,
     Steps,
 )
-from fastdiff.requests import defaults, png
+from fastdiff.requests import defaults
+from fastdiff.requests.png import Recorded
 from fastdiff.requests.prompt_file import read_prompts
 from fastdiff.requests.styles import Styles
 from fastdiff.sampler_names import SchedulerName
@@ -119,8 +120,8 @@ class Request(Schema):
     num_images: Pictures | None = None
 
     @classmethod
-    def from_flags(cls, flags: Mapping[str, Any], source: str | None = None) -> "Request":
-        """Make a request from the `flags` that are not None. They override the settings in the PNG `source`, if given.
+    def from_flags(cls, flags: Mapping[str, Any], source: Recorded | None = None) -> "Request":
+        """Make a request from the `flags` that are not None. They override the settings of a PNG, if given.
 
         A flag has the name of a field, or `prompt_file`, which names a file of more prompts, or `styles`, a file of
         styles, and `style`, the names of those that change the prompts.
@@ -128,7 +129,7 @@ class Request(Schema):
         return _styled(cls._of_flags(flags, source), flags.get("styles"), flags.get("style") or ())
 
     @classmethod
-    def _of_flags(cls, flags: Mapping[str, Any], source: str | None) -> "Request":
+    def _of_flags(cls, flags: Mapping[str, Any], source: Recorded | None) -> "Request":
         names = {setting.name for setting in fields(cls)}
         given = {name: value for name, value in flags.items() if name in names and value is not None}
         given |= {"label": tuple(given["label"])} if "label" in given else {}
@@ -146,13 +147,12 @@ class Request(Schema):
         return replace(recorded, **{**dropped, **given})
 
     @classmethod
-    def _recorded(cls, source: str) -> "Request":
-        """Return the request whose settings are in the PNG `source`."""
-        record = png.read_settings(source)
-        if AXES in record:
+    def _recorded(cls, source: Recorded) -> "Request":
+        """Return the request whose settings are in a PNG."""
+        if AXES in source.settings:
             remedy = "drop it onto the web page to draw it again, or use the PNG of one of its pictures"
-            raise InputError(f"{source} is an X/Y sheet, which a single run cannot repeat; {remedy}")
-        return cls.from_record(record, source)
+            raise InputError(f"{source.path} is an X/Y sheet, which a single run cannot repeat; {remedy}")
+        return cls.from_record(source.settings, source.path)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], source: str) -> "Request":

@@ -7,11 +7,12 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fastdiff
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.model_hash import begin_hash
+from fastdiff.checkpoints.model_hash import begin_hash, begin_sha256
 from fastdiff.checkpoints.single_files.cards import FileOptions, find_card
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import Defaults
@@ -101,19 +102,22 @@ class Records:
 
     def __init__(self, run: Run, pipe: "Streams") -> None:
         self._shared = _shared_record(pipe, run.request)
-        self._model_hash = begin_model_hash(run)
+        self._hashes = begin_hashes(run)
 
     def of(self, cell: Cell, image: "Image") -> dict[str, Any]:
-        """Return the settings of a finished picture. With a prompt, this waits for the model's hash."""
+        """Return the settings of a finished picture. With a prompt, this waits for the hashes."""
         own = {"seed": cell.seed, "label": cell.label_name, "width": image.width, "height": image.height}
-        if cell.prompt is not None and self._model_hash is not None:
-            own |= {"prompt": cell.prompt, "model_hash": self._model_hash.result()}
+        if cell.prompt is not None:
+            own |= {"prompt": cell.prompt} | {name: digits.result() for name, digits in self._hashes.items()}
         return self._shared | own
 
 
-def begin_model_hash(run: Run) -> "Future[str] | None":
-    """Begin to compute the hash that the records of pictures with prompts hold. `Records` finds it begun."""
-    return begin_hash(run.card, run.request.variant) if run.card.reads_text else None
+def begin_hashes(run: Run) -> dict[str, "Future[str]"]:
+    """Begin to compute the hashes that the records of pictures with prompts hold. `Records` finds them begun."""
+    if not run.card.reads_text:
+        return {}
+    vae = {} if run.request.vae is None else {"vae_hash": begin_sha256([Path(run.request.vae)])}
+    return {"model_hash": begin_hash(run.card, run.request.variant), **vae}
 
 
 def draw(run: Run, pipe: "Streams", records: Records | None = None, *, wait: bool = True) -> Iterator[Progress]:

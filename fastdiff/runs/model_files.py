@@ -1,10 +1,10 @@
-"""The single file that drew a PNG: at the recorded path, or in the user's models folder by its hash or its name.
+"""The single files that drew a PNG: at the recorded paths, or in the user's models folder by their hashes or names.
 
 The command may read whole files for their hashes. The page may not, and uses the hashes that are known.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,39 +13,41 @@ from fastdiff.checkpoints.model_hash import begin_known, file_hash, known_hash
 from fastdiff.checkpoints.single_files.listing import VARIABLE, find_file, last_part, models_folder
 from fastdiff.checkpoints.single_files.reading import has_model_suffix
 from fastdiff.errors import InputError
-from fastdiff.requests import png
+from fastdiff.requests.png import Recorded
 from fastdiff.requests.request import Request
 
+_WORDS = {"model": "model", "vae": "VAE"}  # by settings that name a file; "model_hash" is the hash of "model"
 
-def located(request: Request, source: str | None, models_dir: str | None) -> Request:
-    """Return the request with the model of the PNG `source`, whose settings it has, where the single file is now.
 
-    A request with another model stays as it is. Raises as `find_recorded`.
+def located(request: Request, source: Recorded | None, models_dir: str | None) -> Request:
+    """Return the request with the model and the VAE of the PNG whose settings it has, where the files are now.
+
+    A request with another model or VAE keeps it. Raises as `find_recorded`.
     """
     if source is None:
         return request
-    record = png.read_settings(source)
-    same = request.model == record.get("model")
-    return replace(request, model=find_recorded(record, source, models_dir)) if same else request
+    same = [name for name in _WORDS if getattr(request, name) == source.settings.get(name) is not None]
+    found: dict[str, Any] = {name: find_recorded(source, name, models_dir) for name in same}
+    return replace(request, **found)
 
 
-def find_recorded(record: Mapping[str, Any], source: str, models_dir: str | None) -> str:
-    """Return the model of the settings `record` of the PNG `source`. A single file is found where it is now.
+def find_recorded(source: Recorded, setting: str, models_dir: str | None) -> str:
+    """Return the model or the VAE of a PNG. A single file is found where it is now.
 
-    models_dir: the user's models folder. Default: FASTDIFF_MODELS.
+    setting: "model" or "vae". models_dir: the user's models folder. Default: FASTDIFF_MODELS.
     Raises InputError that names a file which is nowhere.
     """
-    name = record["model"]
+    name = source.settings[setting]
     if not has_model_suffix(name) or os.path.exists(name):
         return name
-    digits, folder = _digits(record), models_folder(models_dir)
+    digits, folder = _digits(source.settings, setting), models_folder(models_dir)
     found = None if folder is None else find_file(name, digits, folder)
     if found is not None:
         return str(found)
     places = f"{name}, and no models folder is given" if folder is None else f"{name}, nor in {folder} by hash or name"
     raise InputError(
-        f"{source} was drawn with {_known_by(name, digits)}: it is not at {places}; give the file with --model, or "
-        f"its folder with --models-dir or {VARIABLE}"
+        f"{source.path} was drawn with {_known_by(name, digits, setting)}: it is not at {places}; give the file with "
+        f"--{setting}, or its folder with --models-dir or {VARIABLE}"
     )
 
 
@@ -75,19 +77,22 @@ def find_listed(record: Mapping[str, Any], source: str, files: Mapping[str, Path
     return name, _difference(name, _known(files[name]), digits, source)
 
 
-def other_model_notice(record: Mapping[str, Any], source: str, model: str) -> str | None:
-    """Return a line if `model` is a file that has the name of the model of `record`, and another hash."""
-    digits, name = _digits(record), str(record.get("model"))
-    if digits is None or model == name or last_part(model) != last_part(name) or not os.path.isfile(model):
-        return None
-    return _difference(model, file_hash(Path(model)), digits, source)
+def other_file_notices(source: Recorded, request: Request) -> Iterator[str]:
+    """Yield a line for each file of `request` that has the name of a file of the PNG, and another hash."""
+    for setting in _WORDS:
+        name, now = source.settings.get(setting), getattr(request, setting)
+        if name and now and now != name and last_part(now) == last_part(name) and os.path.isfile(now):
+            digits = _digits(source.settings, setting)
+            line = digits and _difference(now, file_hash(Path(now)), digits, source.path, setting)
+            yield from [line] if line else []
 
 
-def _difference(model: str, own: str | None, digits: str | None, source: str) -> str | None:
+def _difference(file: str, own: str | None, digits: str | None, source: str, setting: str = "model") -> str | None:
     """Return a line if the hash of a file, `own`, is not the hash in the PNG `source`."""
     if own is None or digits is None or own == digits:
         return None
-    return f"{model} has the model hash {own[:10]}, and {source} was drawn with {digits[:10]}; the picture will differ"
+    drawn = f"{source} was drawn with {digits[:10]}; the picture will differ"
+    return f"{file} has the {_WORDS[setting]} hash {own[:10]}, and {drawn}"
 
 
 def _known(path: Path) -> str | None:
@@ -97,11 +102,11 @@ def _known(path: Path) -> str | None:
         return None
 
 
-def _known_by(name: str, digits: str | None) -> str:
-    return f"{last_part(name)}, model hash {digits[:10] if digits else 'unknown'}"
+def _known_by(name: str, digits: str | None, setting: str = "model") -> str:
+    return f"{last_part(name)}, {_WORDS[setting]} hash {digits[:10] if digits else 'unknown'}"
 
 
-def _digits(record: Mapping[str, Any]) -> str | None:
-    """Return the SHA-256 in the settings, which come from outside. None if there is none."""
-    digits = record.get("model_hash")
-    return digits if isinstance(digits, str) and digits.isalnum() else None
+def _digits(settings: Mapping[str, Any], setting: str = "model") -> str | None:
+    """Return the recorded SHA-256 of a file. None if there is none."""
+    digits = settings.get(f"{setting}_hash")
+    return digits if digits and digits.isalnum() else None

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from fastdiff.arguments import shown
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
-from fastdiff.requests import png
+from fastdiff.requests.png import Recorded, numerics_notice
+from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run
-from fastdiff.runs.model_files import other_model_notice
+from fastdiff.runs.model_files import other_file_notices
 from fastdiff.text.tokenizer import CLIPTokenizer
 
 if TYPE_CHECKING:
@@ -38,13 +39,12 @@ def find_notices(run: Run) -> list[str]:
     return [*lines, *_lora_tags([text for _, text in texts]), *_cut(texts, tokenizers)]
 
 
-def find_source_notices(source: str | None, model: str) -> list[str]:
-    """Return notices if the PNG `source`, which a run repeats with `model`, has other numerics or another file."""
+def find_source_notices(source: Recorded | None, request: Request) -> list[str]:
+    """Return notices if the PNG that `request` repeats has other numerics or other files."""
     if source is None:
         return []
-    record = png.read_settings(source)
-    lines = png.numerics_notice(record, source), other_model_notice(record, source, model)
-    return [line for line in lines if line is not None]
+    numerics = numerics_notice(source.settings, source.path)
+    return [*filter(None, [numerics]), *other_file_notices(source, request)]
 
 
 def find_device_notices(device: "torch.device") -> list[str]:

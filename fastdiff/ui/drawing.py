@@ -116,7 +116,7 @@ def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tu
 
     Raises InputError, NonFiniteError, OSError if the disk cannot be written, MemoryError, DeviceLostError.
     """
-    drawing.begin_model_hash(run)  # beside the loading
+    drawing.begin_hashes(run)  # beside the loading
     pipe = engine.pipeline(run.card, run.request.scheduler, run.request.precision)
     pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)

@@ -16,6 +16,7 @@ from fastdiff.kinds import MAX_SEED
 from fastdiff.requests import png, prompt_file
 from fastdiff.requests.completion import complete
 from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.png import Recorded
 from fastdiff.requests.request import DTYPES, Request, parse_seed
 
 EMOJI64 = ModelCard.read("emoji64", hub.bundled_models()["emoji64"])
@@ -133,10 +134,10 @@ def record_of(request: Request, **own) -> dict:
     return request.as_record() | size | {"versions": versions, "seed": 0, "label": None} | own
 
 
-def write_png(folder, record: dict) -> str:
+def write_png(folder, record: dict) -> Recorded:
     path = folder / "source.png"
     path.write_bytes(png.encode(Image.new("L", (1, 1)), record))
-    return str(path)
+    return Recorded.read(str(path))
 
 
 @given(
@@ -237,7 +238,7 @@ def test_settings_of_a_png_are_held_to_the_rules_of_flags(tmp_path, own):
     info.add_itxt("fastdiff", png.canonical_json({"schema": 1, **record_of(RECORDED), **own}))
     Image.new("L", (1, 1)).save(path, pnginfo=info)
     with pytest.raises(InputError, match=r"hostile\.png holds settings that cannot be used: "):
-        Request.from_flags({}, str(path))
+        Request.from_flags({}, Recorded.read(str(path)))
 
 
 def test_a_folder_without_configs_has_no_card(tmp_path):

@@ -10,6 +10,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.png import Recorded
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run
 from fastdiff.runs.notices import EMPTY, find_notices, find_source_notices
@@ -61,17 +62,18 @@ def test_a_tokenizer_that_is_missing_is_refused(run, tmp_path):
 
 
 def test_a_picture_of_other_numerics(run, tmp_path):
+    request = run().request
     for numerics, count in ((png.NUMERICS, 0), (png.NUMERICS + 1, 1)):
         path = tmp_path / f"{numerics}.png"
         size = {"width": 1, "height": 1}
         record = (
-            run().request.as_record()
+            request.as_record()
             | size
             | {"seed": 1, "prompt": "a cat", "versions": {"fastdiff": "0"}, "numerics": numerics}
         )
         path.write_bytes(png.encode(Image.new("RGB", (1, 1)), record))
-        assert len(find_source_notices(str(path), record["model"])) == count
-    assert find_source_notices(None, "m") == []
+        assert len(find_source_notices(Recorded.read(str(path)), request)) == count
+    assert find_source_notices(None, request) == []
 
 
 def test_a_lora_tag_is_named_once_and_drawn_as_text(run):

@@ -57,7 +57,7 @@ def form_settings(record: Mapping[str, Any], name: str, limits: Limits) -> dict[
     """Return the settings of a picture as the form uses them.
 
     A grid has the settings of its first picture, and the number of its pictures: `num_images` if the form can draw them
-    in one run, else `grid_of`. A sheet has `axes` (an Axes). A picture of a prompt has `model_hash`, unchecked.
+    in one run, else `grid_of`. A sheet has `axes` (an Axes). A picture of a prompt has `model_hash`.
     Raises InputError for invalid values; `name` is the source of the record in the message.
     """
     request = Request.from_record(record, name)
