@@ -186,6 +186,9 @@ class Panel:
         view.input(None, view, gallery, js=CLOSE, **QUICK)  # Gradio leaves None out of an update from Python
 
     def show(self, drawn: Drawn) -> Updates:
+        """Show the settings of a picture, unless its file is gone."""
+        if not drawn.path.exists():
+            return self.hide()
         return {
             self.box: gr.update(visible=True),
             self.settings: settings_table(drawn),

@@ -349,7 +349,10 @@ class HistoryTab:
         return {self.selection.file: str(path), self.status: note(f"Saved {number_of_pictures(len(paths))}")}
 
     def _stage(self, session: Session, shelf: Shelf, place: int | None = None) -> Updates:
-        """Show the pictures of the page, with marks before the captions, and the one at `place`."""
+        """Show the pictures of the page whose files exist, with marks before their captions, and the one at `place`."""
+        chosen = None if place is None else session.listed[place]
+        session.listed = [drawn for drawn in session.listed if drawn.path.exists()]
+        place = session.listed.index(chosen) if chosen in session.listed else None
         favourites, selected = set(shelf.favourites.read()), session.selected or []
         pictures = []
         for drawn, (path, caption) in zip(session.listed, captioned(session.listed, of_many_runs=True), strict=True):
@@ -362,8 +365,8 @@ class HistoryTab:
         if not session.listed:
             return {}
         place = min(place, len(session.listed) - 1)
-        shown = self._stage(session, shelf, place) | self.panel.show(session.listed[place])
-        return shown | {self.stage.view: ONE}
+        panel = self.panel.show(session.listed[place])
+        return self._stage(session, shelf, place) | panel | {self.stage.view: ONE}
 
 
 def _page_number(value: Any) -> int:

@@ -98,6 +98,10 @@ NAMED: Named = {
             ("a page of 400 digits", (("HistoryTab.show", str(10**400)),), DONE),
             ("a page that is a text", (("HistoryTab.following", "x"),), DONE),
             ("a locked index", (("index", "locked"), ("HistoryTab.show", "1")), DONE),
+            ("a model that is a number", (("settings", "model=1e-320"), ("HistoryTab.previous", "true")), DONE),
+            ("a list of prompts and others", (("settings", "prompt=mixed"), ("HistoryTab.previous", "true")), DONE),
+            ("no versions", (("settings", "versions=gone"), ("HistoryTab.previous", "true")), DONE),
+            ("a folder that is a loop", (("run", "link"), ("HistoryTab.previous", "NaN")), DONE),
             ("nothing to delete", (("HistoryTab.delete", "0"),), REFUSED),
         )
     },

@@ -52,3 +52,21 @@ def test_a_picture_with_an_odd_setting_is_shown_or_left_out(page, tmp_path, key)
     shown = [page.press("Panel.follow.<locals>.show", index=place) for place in range(len(page.session.listed))]
     assert all("Settings of this picture" in answer for answer in shown)
     assert {drawn.path.name for drawn in page.session.listed} >= {"0.png", "1.png", "2.png"}
+
+
+def test_a_picture_that_another_program_removed_is_not_shown(page, tmp_path):
+    page.press("Panel.follow.<locals>.show", index=0)
+    (tmp_path / "shelf" / "1.png").unlink()
+    answer = page.press("HistoryTab.following")
+    assert captions(answer) == [f"A Tree frog, seed {seed}" for seed in (2, 0)]
+    (tmp_path / "shelf" / "2.png").unlink()
+    assert "Settings of this picture" not in page.press("Panel.follow.<locals>.show", index=0)
+    assert "Settings of this picture" in page.press("Panel.follow.<locals>.show", index=1)
+
+
+def test_a_folder_that_became_a_loop_of_links_is_left_out(page, tmp_path):
+    add(tmp_path / "shelf", "run/3.png", 3, seed=3)
+    page.press("HistoryTab.show")
+    (tmp_path / "shelf" / "run").rename(tmp_path / "gone")
+    (tmp_path / "shelf" / "run").symlink_to("run")
+    assert captions(page.press("HistoryTab.previous")) == [f"A Tree frog, seed {seed}" for seed in (2, 1, 0)]
