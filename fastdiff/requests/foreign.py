@@ -29,6 +29,8 @@ SECONDS = 10  # of one file
 MEMORY = 2**30  # bytes of one process
 MAX_NAMES = 12  # of settings that fastdiff lacks
 MAX_NAME = 40  # characters
+MAX_MODEL = 200  # characters
+MODEL = "Model"  # in the names of settings that fastdiff lacks
 
 _ONE = threading.Lock()  # files are read one at a time: hostile files keep one core busy, not all
 _BAD_VALUE = (TypeError, ValueError, OverflowError)
@@ -55,7 +57,9 @@ class Foreign:
 
     tool: str
     values: dict[str, Any] = field(default_factory=dict)
-    lacking: list[str] = field(default_factory=list)
+    lacking: list[str] = field(default_factory=list)  # with MODEL if the tool named one
+    model: str = ""  # the file or its name, as the tool wrote it
+    model_hash: str = ""  # in most tools the first digits of the file's SHA-256
 
 
 def read(path: Path, most_pixels: int) -> Foreign | None:
@@ -84,7 +88,7 @@ def convert(info: "PromptInfo") -> Foreign:
     sampler, *others = info.samplers
     said = {**info.metadata, **sampler.parameters, **_size_of_nodes(info.metadata)}
     by_key = {re.sub(r"\s", "_", name.lower()): (name, value) for name, value in said.items()}
-    by_key |= {"model": ("Model", sampler.model.name)} if sampler.model else {}
+    by_key |= {"model": (MODEL, sampler.model.name or sampler.model.hash)} if sampler.model else {}
     values: dict[str, Any] = {"prompt": _joined(sampler.prompts)}
     values |= {"negative_prompt": _joined(sampler.negative_prompts)} if _joined(sampler.negative_prompts) else {}
     by_key |= _sides(by_key)
@@ -99,7 +103,10 @@ def convert(info: "PromptInfo") -> Foreign:
     values["scheduler"] = scheduler_name(str(sampler.name), str((schedules or [""])[0] or ""))
     lacking = [name for key, (name, value) in by_key.items() if value and key not in _NO_SETTINGS]
     lacking += [f"{len(others)} more samplers"] if others else []
-    return Foreign(info.generator.value, values, [name[:MAX_NAME] for name in lacking[:MAX_NAMES]])
+    model = [
+        str(text or "")[:MAX_MODEL] for text in ((sampler.model.name, sampler.model.hash) if sampler.model else ())
+    ]
+    return Foreign(info.generator.value, values, [name[:MAX_NAME] for name in lacking[:MAX_NAMES]], *model)
 
 
 def _joined(prompts: Sequence["Prompt"]) -> str:

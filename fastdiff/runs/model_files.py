@@ -17,6 +17,7 @@ from fastdiff.requests.png import Recorded
 from fastdiff.requests.request import Request
 
 _WORDS = {"model": "model", "vae": "VAE"}  # by settings that name a file; "model_hash" is the hash of "model"
+LEAST_DIGITS = 8  # of a hash that other tools write
 
 
 def located(request: Request, source: Recorded | None, models_dir: str | None) -> Request:
@@ -75,6 +76,25 @@ def find_listed(record: Mapping[str, Any], source: str, files: Mapping[str, Path
             )
         name = (same or named)[0]
     return name, _difference(name, _known(files[name]), digits, source)
+
+
+def find_of_tool(name: str, digits: str, files: Mapping[str, Path]) -> str | None:
+    """Return the name of the file that another tool names, which often leaves out the folder and the suffix, or None.
+
+    digits: the first ones of the file's hash, or "". As in `find_listed`, only hashes that are known count.
+    """
+    same = [each for each, path in files.items() if len(digits) >= LEAST_DIGITS and _begins(_known(path), digits)]
+    named = [each for each in files if name and _stem(each) == _stem(name)]
+    return next(iter(same + named), None)
+
+
+def _begins(own: str | None, digits: str) -> bool:
+    return own is not None and own.startswith(digits.lower())
+
+
+def _stem(name: str) -> str:
+    last = last_part(name)
+    return os.path.splitext(last)[0] if has_model_suffix(last) else last
 
 
 def other_file_notices(source: Recorded, request: Request) -> Iterator[str]:

@@ -10,11 +10,12 @@ from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
-from fastdiff.requests.foreign import Foreign
+from fastdiff.requests.foreign import MODEL, Foreign
 from fastdiff.requests.request import AXES, FILE_SETTINGS
 from fastdiff.runs.drawing import Progress, Run
+from fastdiff.runs.model_files import find_of_tool
 from fastdiff.runs.notices import find_notices
-from fastdiff.ui.drawing import Drawn, Session, draw, prepare, with_model_here
+from fastdiff.ui.drawing import Drawn, Session, draw, files_of, prepare, with_model_here
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.gallery import GRID, Panel, SaveRun, Stage, captioned, required
 from fastdiff.ui.parts.examples import build_examples, example_of, fit_examples
@@ -218,37 +219,31 @@ class DrawTab:
     def _fill_foreign(self, foreign: Foreign, name: str, data: Mapping[Component, Any]) -> Updates:
         """Fill the form with each value of another tool that the model accepts. The status line names the others.
 
-        A prompt that the chosen model cannot read chooses a model that reads text.
+        The single file that drew the picture is chosen if it is here. Otherwise, a prompt that the chosen model cannot
+        read chooses a model that reads text.
         """
         try:
             asked = self.form.request(data)
             before = self.engine.catalogue.card(asked.model)
-            asked, card = self._with_reader(asked, before, foreign)
+            cards = self.engine.catalogue.cards()
+            own = find_of_tool(foreign.model, foreign.model_hash, files_of(cards))
+            card = next((each for each in cards if each.name == own), None) or _reader(before, foreign, cards)
+            if card.name != before.name:
+                counts = {"num_images": asked.num_images, "batch_size": asked.batch_size, "seed": asked.seed}
+                asked = UncheckedRequest(model=card.name, prompt="", **counts)
             asked, taken = _fit(asked, card, foreign.values, self.prepare)
             updates = self.form.show_request(card, asked)
         except PROBLEMS as error:
             return {self.status: problem(error)}
         left = [*(field_name(key) for key in foreign.values if key not in taken), *foreign.lacking]
-        said = f"Loaded from {name} (made by {foreign.tool}): {', '.join(map(field_name, taken)) or 'nothing'}"
-        said += f"; chose {card.name}, because {before.name} reads no prompts" if card.name != before.name else ""
+        names = [*map(field_name, taken)]
+        if own is not None:
+            left, names = [each for each in left if each != MODEL], [MODEL, *names]
+        said = f"Loaded from {name} (made by {foreign.tool}): {', '.join(names) or 'nothing'}"
+        is_chosen = card.name not in (before.name, own)
+        said += f"; chose {card.name}, because {before.name} reads no prompts" if is_chosen else ""
         said += f"; not supported by {card.name}: {', '.join(left)}" if left else ""
         return updates | {self.examples: fit_examples(card), self.status: note(said)}
-
-    def _with_reader(
-        self, asked: UncheckedRequest, card: ModelCard, foreign: Foreign
-    ) -> tuple[UncheckedRequest, ModelCard]:
-        """Return the request, for a model that reads text if `foreign` has a prompt that `card` has not as a label.
-
-        Of several such models, the one with the nearest size is chosen.
-        """
-        prompt, sides = foreign.values["prompt"], (foreign.values.get("width", 0), foreign.values.get("height", 0))
-        readers = [each for each in self.engine.catalogue.cards() if each.reads_text]
-        if card.reads_text or not prompt or LabelPickers.offers(card, prompt) or not readers:
-            return asked, card
-        area = sides[0] * sides[1]
-        reader = min(readers, key=lambda each: abs(area - (each.size[0] * each.size[1] if each.size else 0)))
-        counts = {"num_images": asked.num_images, "batch_size": asked.batch_size, "seed": asked.seed}
-        return UncheckedRequest(model=reader.name, prompt="", **counts), reader
 
     def _fill(self, record: Mapping[str, Any], name: str, notice: str | None = None) -> Updates:
         """Fill the form with the settings `record` of the picture `name`. The status line ends with `notice`."""
@@ -284,6 +279,19 @@ def _told(job: Job) -> str:
     of_sheet = view.run is None
     drew = f"Drew {number_of_pictures(len(view.drawn) - of_sheet)}{' and their sheet' if of_sheet else ''}"
     return note("; ".join([f"{drew} in {view.seconds:.1f} s", *view.notices]))
+
+
+def _reader(card: ModelCard, foreign: Foreign, cards: Sequence[ModelCard]) -> ModelCard:
+    """Return `card`, or a model that reads text if `foreign` has a prompt that `card` has not as a label.
+
+    Of several such models, the one with the nearest size is chosen.
+    """
+    prompt, sides = foreign.values["prompt"], (foreign.values.get("width", 0), foreign.values.get("height", 0))
+    readers = [each for each in cards if each.reads_text]
+    if card.reads_text or not prompt or LabelPickers.offers(card, prompt) or not readers:
+        return card
+    area = sides[0] * sides[1]
+    return min(readers, key=lambda each: abs(area - (each.size[0] * each.size[1] if each.size else 0)))
 
 
 def _fit(

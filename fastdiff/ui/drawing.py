@@ -10,6 +10,7 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.single_files.reading import has_model_suffix
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
@@ -102,10 +103,14 @@ def with_model_here(record: Mapping[str, Any], source: str, catalogue: Catalogue
     A single file has other paths elsewhere, and is found by its name and its hash. Raises InputError for a file that is
     not here.
     """
-    is_file = has_model_suffix(record["model"])
-    files = {card.name: card.file for card in catalogue.cards() if card.file} if is_file else {}
+    files = files_of(catalogue.cards()) if has_model_suffix(record["model"]) else {}
     name, notice = find_listed(record, source, files)
     return {**record, "model": name}, notice
+
+
+def files_of(cards: Sequence[ModelCard]) -> dict[str, Path]:
+    """Return the models that are single files, by their names."""
+    return {card.name: card.file for card in cards if card.file}
 
 
 def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tuple[Progress, list[Drawn]]]:

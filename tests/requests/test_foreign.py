@@ -26,6 +26,15 @@ def picture(tmp_path):
     return write
 
 
+MODELS = {  # with the hash
+    "AUTOMATIC1111": ("dreams", "abc"),
+    "ComfyUI": ("v1-5.safetensors", ""),
+    "Fooocus": ("xl", "0"),
+    "InvokeAI": ("sd", ""),
+    "NovelAI": ("Stable Diffusion", "1D44365E"),
+}
+
+
 @pytest.mark.parametrize(
     ("texts", "tool", "values", "lacking"),
     [
@@ -115,7 +124,8 @@ def picture(tmp_path):
 )
 def test_each_tool(picture, texts, tool, values, lacking):
     found = foreign.parse(str(picture(png_picture(texts))), PIXELS)
-    assert found == {"tool": tool, "values": values, "lacking": lacking}
+    own = dict(zip(("model", "model_hash"), MODELS[tool], strict=True))
+    assert found == {"tool": tool, "values": values, "lacking": lacking, **own}
 
 
 @pytest.mark.parametrize("form", ["JPEG", "WEBP"])

@@ -20,6 +20,7 @@ from fastdiff.ui.engine import Engine
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from tests.checkpoints.single_files import ldm
+from tests.requests.foreign_pictures import png_picture
 from tests.ui.history.unserved import UnservedPage, upload
 
 SMALL, XL = "./small.safetensors", "./deep/my XL ü.SFT"
@@ -167,6 +168,32 @@ def test_hashes_of_large_files_are_not_waited_for(engine, files_dir, monkeypatch
     assert found == (record | {"model": SMALL}, None)
     monkeypatch.setattr(model_hash, "_begun", {})  # as in a new process
     assert model_hash.known_hash(files_dir / SMALL) == digits
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        ("Model hash: 0123456789, Model: small", SMALL),
+        ("Model: sub/small.safetensors", SMALL),
+        ("Model hash: {xl}, Model: small", XL),
+        ("Model hash: {xl}, Model: renamed", XL),
+        ("Model hash: 0123456789, Model: other", None),
+    ],
+)
+def test_a_picture_of_another_tool_chooses_the_file_that_drew_it(
+    engine, files_dir, tmp_path, upload_folder, model, found
+):
+    digits = file_hash(files_dir / XL)[:10]
+    text = f"the cat\nSteps: 7, Sampler: Euler a, CFG scale: 2.5, Seed: 9, Size: 16x16, {model.format(xl=digits)}"
+    page = UnservedPage(tmp_path / "outputs", files_dir)
+    data = png_picture({"parameters": text})
+    said = page.press("DrawTab.restore", {UPLOAD: upload(data, "a.png"), "Model": XL if found is None else "emoji64"})
+    loaded = "Loaded from a.png (made by AUTOMATIC1111): "
+    if found is None:
+        assert f"{loaded}Prompt, Steps, Guidance, Seed, Width, Height, Scheduler; not supported by {XL}: Model<" in said
+    else:
+        assert f"{loaded}Model, Prompt, Steps, Guidance, Seed, Width, Height, Scheduler<" in said
+        assert f'"{found}"' in said and '"the cat"' in said
 
 
 def test_a_dropped_png_of_the_command_chooses_the_file_and_its_settings(engine, files_dir, tmp_path, upload_folder):
