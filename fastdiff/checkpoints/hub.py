@@ -80,7 +80,7 @@ def resolve(
     if os.path.isdir(name):
         raise InputError(f"{name} holds neither {' nor '.join(_CONFIGS)}; give a model folder in diffusers' layout")
     if os.path.isfile(name):
-        raise InputError(f"{name} is a file; give its model folder, in diffusers' layout")
+        raise InputError(f"{name} is a file; give a model folder, or in Python load it with from_single_file")
     hint = did_you_mean(name, bundled)
     raise InputError(f"no model {name!r}; {hint} {_on_offer()}" if hint else f"no model {name!r}; {_on_offer()}")
 

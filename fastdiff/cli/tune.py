@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     names = "model and batch size, such as sd15_b2 (default: all; an unknown name lists them)"
     add("workload", nargs="*", default=(), metavar="WORKLOAD", help=names)
-    add("--model", metavar="MODEL", help="tune this model instead: bundled name, diffusers folder or hub id")
+    add("--model", metavar="MODEL", help="tune this model instead: bundled name, diffusers folder, file or hub id")
     add("--batch-size", type=count, default=1, metavar="N", help="batch size for --model (default: 1)")
     add("--json", action="store_true", help="print one JSON object per row")
     parser.epilog = (

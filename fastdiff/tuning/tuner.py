@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import fastdiff
+from fastdiff.checkpoints.single_files.reading import is_single_file
 from fastdiff.errors import InputError
 from fastdiff.tuning import timing
 from fastdiff.tuning.forwards import dtype_of, forward
@@ -33,14 +34,15 @@ def of_workloads(names: list[str]) -> dict[str, Make]:
     return {name: partial(forward, *WORKLOADS[name], dtype_of(name)) for name in names}
 
 
-def of_model(folder: str, batch_size: int) -> dict[str, Make]:
-    """Return a function that loads a folder's pipeline and returns a drawing call. It raises InputError if it fails."""
-    return {folder: partial(_drawing, folder, batch_size)}
+def of_model(model: str, batch_size: int) -> dict[str, Make]:
+    """Return a function that loads a model's pipeline and returns a drawing call. It raises InputError if it fails."""
+    return {model: partial(_drawing, model, batch_size)}
 
 
-def _drawing(folder: str, batch_size: int) -> Callable[[], Any]:
+def _drawing(model: str, batch_size: int) -> Callable[[], Any]:
     """Return a call that draws `batch_size` pictures in two steps."""
-    pipe = fastdiff.Pipeline.from_pretrained(folder, device=timing.DEVICE)
+    load = fastdiff.Pipeline.from_single_file if is_single_file(model) else fastdiff.Pipeline.from_pretrained
+    pipe = load(model, device=timing.DEVICE)
     prompt = {"prompt": ""} if pipe.reads_text else {}
     return partial(pipe, num_inference_steps=2, batch_size=batch_size, **prompt)
 

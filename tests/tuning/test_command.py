@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from fastdiff import cli
-from fastdiff.tuning import judging, tuner
+from fastdiff.checkpoints.single_files import cards
+from fastdiff.tuning import judging, timing, tuner
+from tests.checkpoints.single_files import ldm
 from tests.tuning.doubling import FAST, doubling
 
 CARD = "NVIDIA Tiny"
@@ -78,6 +80,15 @@ def test_a_model_of_ones_own(card, monkeypatch):
 def test_a_model_of_ones_own_is_drawn():
     ((_, make),) = tuner.of_model("emoji64", 2).items()
     assert len(make()().images) == 2
+
+
+def test_a_single_file_is_drawn(tmp_path, monkeypatch):
+    _, _, folder, file = ldm.save_pipeline("sd1", tmp_path)
+    (tmp_path / "sd1").symlink_to(folder)
+    monkeypatch.setattr(cards, "CONFIGS", tmp_path)
+    monkeypatch.setattr(timing, "DEVICE", "cpu")
+    ((name, make),) = tuner.of_model(str(file), 2).items()
+    assert name == str(file) and len(make()().images) == 2
 
 
 @pytest.mark.parametrize(

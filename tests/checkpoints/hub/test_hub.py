@@ -70,7 +70,7 @@ def test_a_folder_that_reads_like_a_hub_id_is_a_folder(tmp_path, monkeypatch):
         pytest.param("x" * 5000, ["bundled"], id="longer-than-a-path"),
         pytest.param("a\0b", ["bundled"], id="nul"),
         pytest.param("https://huggingface.co/org/name", ["hub id org/name"], id="url"),
-        pytest.param(__file__, [__file__, "is a file"], id="file"),
+        pytest.param(__file__, [__file__, "is a file", "from_single_file"], id="file"),
         pytest.param(str(Path(__file__).parent), ["model_index.json", "config.json"], id="folder-without-config"),
     ],
 )
