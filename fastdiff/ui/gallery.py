@@ -170,7 +170,8 @@ class Panel:
 
         def show(session: Session, now: str, event: gr.SelectData) -> Updates:
             shown = pictures(session)
-            panel = self.show(shown[event.index]) if 0 <= event.index < len(shown) else self.hide()
+            drawn = clicked(shown, event)
+            panel = self.hide() if drawn is None else self.show(drawn)
             return panel | {view: ONE if now == GRID and shown else gr.skip()}
 
         def change(session: Session, now: str, chosen: Drawn | None) -> Updates:
@@ -198,6 +199,12 @@ class Panel:
 
     def hide(self) -> Updates:
         return {self.box: gr.update(visible=False), self.chosen: None}
+
+
+def clicked(pictures: Sequence[Drawn], event: gr.SelectData) -> Drawn | None:
+    """Return the picture that was clicked. None for any other place, which a browser may send."""
+    index = event.index
+    return pictures[index] if isinstance(index, int) and 0 <= index < len(pictures) else None
 
 
 def required(chosen: Drawn | None) -> Drawn:

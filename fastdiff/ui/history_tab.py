@@ -15,7 +15,7 @@ from fastdiff.requests import png
 from fastdiff.requests.request import AXES
 from fastdiff.ui.draw_tab import DrawTab
 from fastdiff.ui.drawing import Drawn, Session, write_loose_grid, write_zip
-from fastdiff.ui.gallery import CLOSE, DOWNLOAD, GRID, ONE, Panel, Stage, captioned, required
+from fastdiff.ui.gallery import CLOSE, DOWNLOAD, GRID, ONE, Panel, Stage, captioned, clicked, required
 from fastdiff.ui.history.index import Found
 from fastdiff.ui.history.search import MAX_QUERY, Search
 from fastdiff.ui.parts.axes import Axes
@@ -319,9 +319,9 @@ class HistoryTab:
 
     def pick(self, session: Session, event: gr.SelectData, request: gr.Request) -> Updates:
         """Select the clicked picture, or deselect it."""
-        if session.selected is None or not 0 <= event.index < len(session.listed):
+        drawn, selected = clicked(session.listed, event), session.selected
+        if drawn is None or selected is None:
             return {self.status: gr.skip()}
-        drawn, selected = session.listed[event.index], session.selected
         others = [each for each in selected if each != drawn]
         return self._select(session, session.shelf(request), others if drawn in selected else [*selected, drawn])
 

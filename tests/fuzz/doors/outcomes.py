@@ -45,10 +45,14 @@ def guarded(run: Callable[..., str | list[str]]) -> Callable[..., Outcome]:
     return door
 
 
+def _is_of_fuzz(file: str) -> bool:
+    return Path(file).is_relative_to(Path(__file__).parents[1])
+
+
 def said_of(error: BaseException) -> str:
     """Return one line: the type of an error, and the last place in our code in its traceback."""
     # `lookup_lines`: reading the source would count as the case's own reading
     frames = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
-    ours = [frame for frame in frames if "fastdiff" in frame.filename and "fuzz" not in Path(frame.filename).parts]
+    ours = [frame for frame in frames if "fastdiff" in frame.filename and not _is_of_fuzz(frame.filename)]
     place = f"{'/'.join(Path(ours[-1].filename).parts[-2:])}:{ours[-1].name}" if ours else "the door itself"
     return f"raised {type(error).__name__} in {place}: {' '.join(str(error).split())[:160]}"

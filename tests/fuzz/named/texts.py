@@ -102,6 +102,12 @@ NAMED: Named = {
             ("a list of prompts and others", (("settings", "prompt=mixed"), ("HistoryTab.previous", "true")), DONE),
             ("no versions", (("settings", "versions=gone"), ("HistoryTab.previous", "true")), DONE),
             ("a folder that is a loop", (("run", "link"), ("HistoryTab.previous", "NaN")), DONE),
+            ("a click on a text", (("Panel.follow.<locals>.show", "Grid"),), DONE),
+            (
+                "several clicks on no place",
+                (("HistoryTab.select_several", "true"), ("HistoryTab.pick", "Grid"), ("HistoryTab.pick", "-0.0")),
+                DONE,
+            ),
             ("nothing to delete", (("HistoryTab.delete", "0"),), REFUSED),
         )
     },

@@ -70,3 +70,11 @@ def test_a_folder_that_became_a_loop_of_links_is_left_out(page, tmp_path):
     (tmp_path / "shelf" / "run").rename(tmp_path / "gone")
     (tmp_path / "shelf" / "run").symlink_to("run")
     assert captions(page.press("HistoryTab.previous")) == [f"A Tree frog, seed {seed}" for seed in (2, 1, 0)]
+
+
+@pytest.mark.parametrize("index", ["Grid", None, 0.0, -1, 3, [1]])
+def test_a_click_on_no_picture_shows_none(page, index):
+    assert "Settings of this picture" not in page.press("Panel.follow.<locals>.show", index=index)
+    page.press("HistoryTab.select_several", {"Select several": True})
+    page.press("HistoryTab.pick", index=index)
+    assert page.session.selected == []
