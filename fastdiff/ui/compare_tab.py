@@ -22,7 +22,7 @@ from fastdiff.ui.parts.form import Form
 from fastdiff.ui.parts.messages import PROBLEMS, note, problem
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.parts.running import QUICK, RunControls, Updates, status_of, subject_of, title_of
-from fastdiff.ui.parts.upload import form_settings
+from fastdiff.ui.parts.upload import form_settings, numerics_notice
 from fastdiff.ui.progress import View
 from fastdiff.ui.queueing.queue import Job
 
@@ -99,11 +99,12 @@ class CompareTab:
 
     def _connect(self) -> None:
         for side, controls in enumerate(self.form.sides):
-            controls.model.input(self._follow(side), {*self.form.components}, self.shown, **QUICK)
+            # a quick second pick still sends choices of the model before
+            inputs = {*self.form.components}
+            controls.model.input(self._follow(side), inputs, self.shown, preprocess=False, **QUICK)
         self.form.follow()
         self.form.boxes.offer_recent(self.session)
-        inputs = {*self.form.components, self.session}
-        self.controls.connect(self.form.typed, self.add, inputs, self.timer)
+        self.controls.connect(self.form.typed, self.add, {*self.form.components, self.session}, self.timer)
         self.form.seeds.connect([self.results[0].drawn], lambda drawn: drawn and drawn.record["seed"])
 
     @property
@@ -165,12 +166,13 @@ class CompareTab:
         try:
             chosen = required(chosen)
             record = form_settings(chosen.record, chosen.path.name, self.form.limits)
+            notice = numerics_notice(chosen.path)
             record, other = with_model_here(record, chosen.path.name, self.engine.catalogue)
             updates = self.form.show(self.engine.catalogue.card(record["model"]), record)
         except PROBLEMS as error:
             return {self.status: problem(error)}
         done = f"A and B have the settings of seed {record['seed']}. Change one and press Compare."
-        return updates | {self.status: note(f"{done} {other}." if other else done)}
+        return updates | {self.status: note(" ".join([done, *(f"{line}." for line in (notice, other) if line)]))}
 
 
 def _exists(drawn: Drawn) -> bool:

@@ -88,7 +88,9 @@ class DrawTab:
         self.form.seeds.connect([self.session, self.panel.chosen], _seed_shown)
         # a hub model may take a while to download
         visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}
-        self.form.model.input(self.follow_model, {*self.form.components}, self.shown, **visibly)
+        # a quick second pick still sends choices of the model before
+        fields = {*self.form.components}
+        self.form.model.input(self.follow_model, fields, self.shown, preprocess=False, **visibly)
         self.form.follow()
         self.form.boxes.offer_recent(self.session)
         self.form.axes.follow({*self.form.components}, self.form.request)
@@ -195,10 +197,11 @@ class DrawTab:
         try:
             chosen = required(chosen)
             record = form_settings(chosen.record, chosen.path.name, self.form.limits)
+            notice = numerics_notice(chosen.path)
         except PROBLEMS as error:
             return {self.status: problem(error)}
         is_single = AXES not in record and not isinstance(chosen.record["seed"], list)
-        return self._fill(record, f"seed {record['seed']}" if is_single else chosen.path.name)
+        return self._fill(record, f"seed {record['seed']}" if is_single else chosen.path.name, notice)
 
     def restore(self, data: Mapping[Component, Any]) -> Updates:
         """Fill the form with the settings inside an uploaded picture, and delete the upload."""

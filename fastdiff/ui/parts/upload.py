@@ -49,8 +49,14 @@ def read_record(path: Path, limits: Limits) -> dict[str, Any]:
 
 
 def numerics_notice(path: Path) -> str | None:
-    """Return a line if another numerics than this version's drew the PNG `path`, which `read_record` has read."""
-    return png.numerics_notice(png.read_settings(path), path.name)
+    """Return a line if another numerics than this version's drew the PNG `path`.
+
+    Raises InputError, with the name of the file, if it was deleted or damaged.
+    """
+    try:
+        return png.numerics_notice(png.read_settings(path), path.name)
+    except InputError as error:
+        raise InputError(str(error).replace(str(path), path.name)) from None
 
 
 def form_settings(record: Mapping[str, Any], name: str, limits: Limits) -> dict[str, Any]:

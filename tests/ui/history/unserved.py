@@ -11,7 +11,7 @@ import orjson
 from gradio.block_function import BlockFunction
 from gradio.state_holder import SessionState
 
-from fastdiff.ui.drawing import Session
+from fastdiff.ui.drawing import Drawn, Session
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.page import build_page
 from fastdiff.ui.parts.request import Limits
@@ -47,6 +47,11 @@ class UnservedPage:
     def outputs(self, event: str) -> list[str]:
         """Return the labels of the fields that an event updates; "" for a field without a label."""
         return [str(getattr(block, "label", None) or "") for block in self._events[event].outputs]
+
+    def choose(self, event: str, drawn: Drawn) -> None:
+        """Choose the picture that an event reads."""
+        for block in self._events[event].inputs:
+            self._state[block._id] = drawn
 
     def press(self, event: str, values: dict[str, Any] | None = None, index: Any = None) -> str:
         """Call the event of a function, such as "HistoryTab.show". Returns the JSON that the browser would get.
