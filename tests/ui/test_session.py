@@ -86,6 +86,11 @@ def test_the_page_has_words_of_its_own(text, line):
     assert line in problem(InputError(text)) and "--" not in problem(InputError(text))
 
 
+def test_dashes_in_the_name_of_a_model_stay():
+    text = "./a--b.safetensors holds no VAE; give a file that does with --vae"
+    assert explain(InputError(text)) == "./a--b.safetensors holds no VAE; give a file that does with vae"
+
+
 def test_a_full_disk_is_told_without_the_servers_paths(tmp_path, monkeypatch):
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -161,15 +161,18 @@ def read_single_file(path: str | Path) -> SingleFile:
 
 def _check_format(path: Path) -> None:
     """Raise InputError for a file that does not exist, and for a format other than safetensors."""
+    start = b""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise InputError(f"{path} is not a regular file; give a safetensors file")
-        with open(path, "rb") as file:
-            start = file.read(32)
+        is_regular = stat.S_ISREG(os.stat(path).st_mode)
+        if is_regular:  # to open a pipe may never end
+            with open(path, "rb") as file:
+                start = file.read(32)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; give a safetensors file") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}); give a safetensors file") from None
+    if not is_regular:
+        raise InputError(f"{path} is not a regular file; give a safetensors file")
     if start[8:9] == b"{":  # a safetensors header, whose length before it may be any 8 bytes
         return
     what = next((what for first, what in kinds.STARTS.items() if start.startswith(first)), None)

@@ -31,7 +31,6 @@ _OTHER_WORDS = {  # words of the command line and of Python, and their replaceme
     "negative-prompt": "negative_prompt",
     "clip-skip": "clip_skip",
     "`fastdiff models MODEL` lists": "the API's /models lists",
-    "--": "",
     ": None is not ": " is empty; give ",
 }
 
@@ -46,7 +45,7 @@ def explain(error: Exception) -> str:
     text = str(error)
     for theirs, ours in _OTHER_WORDS.items():
         text = text.replace(theirs, ours)
-    return text
+    return re.sub(r"(?<![\w-])--(?=[a-z])", "", text)  # of flags; a model's name may hold dashes
 
 
 def field_name(name: str) -> str:
