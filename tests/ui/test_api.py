@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import secrets
-import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -47,18 +46,20 @@ def test_pictures_are_the_pipelines_and_hold_their_settings(client):
             assert np.array_equal(np.asarray(drawn), np.asarray(image))
 
 
-def test_a_call_that_is_cancelled_keeps_what_is_finished(client, slow_steps):
+def test_a_call_that_is_cancelled_keeps_what_is_finished(client, engine, slow_steps):
+    slow_steps.seconds = 100
     job = client.submit(num_images=20, steps=2, batch_size=1, api_name="/generate")
-    told = set()
-    while not any(job.outputs()):
-        told |= {each.desc for each in job.status().progress_data or ()}
-        time.sleep(0.01)
-    assert told >= {"step 1 of 2"}
+    slow_steps.turns.release()
+    wait_for(lambda: "step 1 of 2" in {each.desc for each in job.status().progress_data or ()})
+    slow_steps.turns.release()
+    wait_for(lambda: any(job.outputs()))
+    running = engine.queue._current
     assert job.cancel()
-    steps = len(slow_steps)
-    assert len(job.outputs()[-1]) >= 1
-    time.sleep(1)
-    assert len(slow_steps) <= steps + 1
+    wait_for(lambda: running.has_ended)
+    assert len(job.outputs()[-1]) == 1
+    slow_steps.turns.release(100)
+    wait_for(lambda: not engine.queue.is_drawing)
+    assert len(slow_steps) <= 4, "a run ends after the step that is reported next: a tenth of a second, or a picture"
 
 
 def test_another_model_and_size(client):
