@@ -100,7 +100,7 @@ class CompareTab:
     def _connect(self) -> None:
         for side, controls in enumerate(self.form.sides):
             # a quick second pick still sends choices of the model before
-            inputs = {*self.form.components}
+            inputs: set[Block] = {*self.form.components}
             controls.model.input(self._follow(side), inputs, self.shown, preprocess=False, **QUICK)
         self.form.follow()
         self.form.boxes.offer_recent(self.session)

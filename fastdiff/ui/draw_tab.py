@@ -89,7 +89,7 @@ class DrawTab:
         # a hub model may take a while to download
         visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}
         # a quick second pick still sends choices of the model before
-        fields = {*self.form.components}
+        fields: set[Block] = {*self.form.components}
         self.form.model.input(self.follow_model, fields, self.shown, preprocess=False, **visibly)
         self.form.follow()
         self.form.boxes.offer_recent(self.session)
