@@ -51,6 +51,7 @@ class Session:
         self.run: Run | None = None  # the last run of the Draw tab; None for a sheet
         self.drawn: list[Drawn] = []  # the pictures of the Draw tab, in order; a sheet comes before its pictures
         self.listed: list[Drawn] = []  # the pictures that the History tab shows
+        self.page = 1  # the page of them; a refresh may be sent before the page's field knows it
         self.search = Search()  # of the History tab
         self.selected: list[Drawn] | None = None  # there, in the order of selection; None: one is chosen at a time
         self.deletion: tuple[str, float] | None = None  # the last one in History, and until when Undo is offered

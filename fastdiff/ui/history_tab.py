@@ -164,7 +164,7 @@ class HistoryTab:
         self._on(tab.select, self.show)
         self._on(self.page.submit, self.show)
         timer = gr.Timer(REFRESH, active=False)
-        self._on(timer.tick, self.refresh, [panel.chosen])
+        timer.tick(self.refresh, [self.session, panel.chosen], self.shown, preprocess=False, **QUICK)
         tabs.select(_is_open, None, timer, **QUICK)
         text, *fields = self.filters.fields
         gr.on(
@@ -204,6 +204,7 @@ class HistoryTab:
         pages = max(1, math.ceil(found.total / PAGE_SIZE))
         if number > pages:
             return self.show(session, pages, request)
+        session.page = number
         session.listed = [drawn for path in found.paths if (drawn := _read(shelf.folder / path))]
         count = f"{number_of_pictures(found.total)}, newest first; page {number} of {pages}"
         return {
@@ -223,12 +224,12 @@ class HistoryTab:
         session.search = Search.of_page(text, model, day, only_favourites)
         return self.show(session, 1, request)
 
-    def refresh(self, session: Session, page: float | None, chosen: Drawn | None, request: gr.Request) -> Updates:
+    def refresh(self, session: Session, chosen: Drawn | None, request: gr.Request) -> Updates:
         """Show the page with new pictures; an enlarged picture stays enlarged."""
         before, is_late = session.listed, session.deletion is not None and time.monotonic() >= session.deletion[1]
         late: Updates = {self.undo: gr.update(visible=False)} if is_late else {}
         session.deletion = None if is_late else session.deletion
-        updates = self.show(session, page, request)
+        updates = self.show(session, session.page, request)
         if session.listed == before:
             return late or {self.status: gr.skip()}
         if chosen in session.listed:

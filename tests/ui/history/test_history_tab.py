@@ -78,3 +78,11 @@ def test_a_click_on_no_picture_shows_none(page, index):
     page.press("HistoryTab.select_several", {"Select several": True})
     page.press("HistoryTab.pick", index=index)
     assert page.session.selected == []
+
+
+def test_a_refresh_keeps_the_page_that_was_opened_last(page, monkeypatch):
+    monkeypatch.setattr("fastdiff.ui.history_tab.PAGE_SIZE", 2)
+    for number, seeds in ((2, [0]), (1, [2, 1])):
+        page.press("HistoryTab.show", {"Page": number})
+        page.press("HistoryTab.refresh", {"Page": 3 - number})
+        assert [drawn.record["seed"] for drawn in page.session.listed] == seeds
