@@ -275,7 +275,7 @@ def visit(server, visit_at) -> Callable[[], Visit]:
 
 
 class Ended(list[float]):
-    """The times at which steps ended. Each step takes `seconds` longer, or waits until `turns` are released."""
+    """The times at which steps ended. Each step takes `seconds` longer, or ends as soon as `turns` are released."""
 
     seconds = 0.2
 
@@ -286,7 +286,9 @@ class Ended(list[float]):
 
 @pytest.fixture
 def slow_steps(monkeypatch) -> Iterator[Ended]:
-    """Make each step take 0.2 s longer."""
+    """Make each step take 0.2 s longer, and tell the page of each."""
+    monkeypatch.setattr("fastdiff.ui.drawing.INTERVAL", 0)
+    monkeypatch.setattr("fastdiff.ui.progress.PREVIEW_INTERVAL", 0)
     ended = Ended()
     draw = drawing.draw
 
@@ -306,11 +308,12 @@ def slow_steps(monkeypatch) -> Iterator[Ended]:
 def browser(server):  # playwright leaves an event loop running in this thread, and Gradio cannot start in it
     executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     try:
-        from playwright.sync_api import sync_playwright
+        from playwright.sync_api import expect, sync_playwright
     except ImportError:
         executable = None
     if executable is None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(MISSING)
+    expect.set_options(timeout=TIMEOUT)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
         yield browser
@@ -328,8 +331,8 @@ def open_page(browser, server) -> Iterator[Callable]:
 
     def visit(size=DESKTOP, theme: str = "light"):
         contexts.append(browser.new_context(viewport=size, accept_downloads=True))
+        contexts[-1].set_default_timeout(TIMEOUT)
         page = contexts[-1].new_page()
-        page.set_default_timeout(TIMEOUT)
         page.on("request", watch)
         with page.expect_response("**/gradio_api/run/predict*"):  # the page's first request; input before it is lost
             page.goto(f"{server}/?__theme={theme}")

@@ -11,6 +11,14 @@ DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
 DICE, LOCK = "A random seed for each run", "Keep the picture's seed"  # the buttons beside the seed
 TIMEOUT = 120_000  # milliseconds; only a hanging test takes that long
+PANELS = {"Draw": "#generate", "Compare": ".side", "History": "#history"}
+
+
+def expect(found):
+    """Return Playwright's assertions, which wait. Playwright is optional, so this imports it late."""
+    from playwright import sync_api
+
+    return sync_api.expect(found)
 
 
 def until(page, holds: Callable[[], object]) -> None:
@@ -28,7 +36,7 @@ def generate(page, pictures: int = 1, steps: int | None = None, seed: int | None
         more_settings(page)
         fields |= {number(page, "Steps"): str(steps), number(page, "Batch size"): str(batch_size)}
     if seed is not None:
-        fields[page.get_by_label("Seed").first] = str(seed)
+        fields[number(page, "Seed")] = str(seed)
     fill(page, fields)
     page.get_by_role("button", name="Generate").click()
 
@@ -42,8 +50,14 @@ def fill(page, fields: dict) -> None:
 
 
 def more_settings(page) -> None:
-    if not page.get_by_label("number input for Batch size").is_visible():
+    if not number(page, "Batch size").is_visible():
         page.get_by_role("button", name="More settings").click()
+    number(page, "Batch size").wait_for()
+
+
+def open_tab(page, name: str) -> None:
+    page.get_by_role("tab", name=name).click()
+    page.locator(PANELS[name]).locator("visible=true").first.wait_for()
 
 
 def number(page, label: str):
@@ -56,24 +70,33 @@ def numbers(page, label: str):
     return page.locator(", ".join(f'input[aria-label="{name}"]' for name in names)).locator("visible=true")
 
 
+def combobox(page, name: str):
+    """Return the visible lists of this name. A group may have the same name."""
+    return page.get_by_role("combobox", name=name, exact=True)
+
+
+def textbox(page, name: str):
+    return page.get_by_role("textbox", name=name, exact=True)
+
+
 def wait_for_status(page, text: str) -> None:
     page.locator("#status").get_by_text(text).wait_for()
 
 
 def wait_for_end(page) -> None:
     """Wait until the list of runs is empty."""
-    until(page, lambda: page.locator(".runs").count() == 0)
+    expect(page.locator(".runs")).to_have_count(0)
 
 
-def run_shown(page) -> str | None:
-    """Return the id of the run on the status line of Draw."""
-    return page.evaluate("document.querySelector('#status [data-run]')?.dataset.run")
+def wait_for_seeds(page, *seeds: int, gallery: str = "#gallery") -> None:
+    """Wait until a gallery has pictures of these seeds, in this order, by their captions."""
+    captions = [re.compile(rf"seed {seed}\b") for seed in seeds]
+    expect(page.locator(f"{gallery} .caption-label")).to_have_text(captions)
 
 
-def captions(page, gallery: str = "#gallery") -> list[str]:
-    """Return the seeds in the captions of a gallery."""
-    texts = page.locator(f"{gallery} .caption-label").all_text_contents()
-    return [re.search(r"seed \d+", text)[0] for text in texts]
+def settings(page):
+    """Return the table beside the enlarged picture."""
+    return page.locator("dl.settings").locator("visible=true")
 
 
 def screenshot(page, name: str, tmp_path: Path, **options) -> None:
@@ -96,7 +119,8 @@ def drop(page, data: bytes, name: str, onto: str = "#upload button") -> None:
 
 def pick(page, label: str, choice: str) -> None:
     """Choose an option of a dropdown. Retries, because on a busy machine the list may move under the mouse."""
-    field = page.get_by_label(label, exact=True).locator("visible=true").first
+    field = combobox(page, label).first
     while field.input_value() != choice:
         field.click()
         page.get_by_role("option", name=choice, exact=True).click()
+        expect(page.get_by_role("listbox")).to_have_count(0)

@@ -1,12 +1,24 @@
 """Browser tests of accessibility: axe-core, focus rings and names of groups."""
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 
-from tests.ui.browser.actions import captions, fill, generate, more_settings, numbers, pick, until, wait_for_end
+from tests.ui.browser.actions import (
+    combobox,
+    expect,
+    fill,
+    generate,
+    more_settings,
+    numbers,
+    open_tab,
+    pick,
+    textbox,
+    until,
+    wait_for_end,
+    wait_for_seeds,
+    wait_for_status,
+)
 
 pytestmark = pytest.mark.slow
-PANELS = {"Draw": "#generate", "Compare": ".side", "History": "#history"}
 IMPACTS = {"serious", "critical"}
 NAMES = """(fields) => fields.map((field) =>
     field.ariaLabel || field.labels[0].querySelector("[data-testid=block-info]").innerText)"""
@@ -16,13 +28,18 @@ FOCUSED = """
     return [element.outerHTML.slice(0, 200), style.outlineStyle, parseFloat(style.outlineWidth), style.outlineColor];
 }
 """
+# whether all colors have faded in
+IS_STILL = """() => document.getAnimations().every(
+    (each) => each.playState !== "running" || each.effect.getComputedTiming().endTime === Infinity)"""
 
 
 def problems(page) -> list[str]:
     """Return what axe-core finds serious or critical on the page as it is now: the rule, the element and why."""
+    from axe_playwright_python.sync_playwright import Axe  # optional, like playwright
+
     page.mouse.move(0, 0)
-    page.wait_for_timeout(500)  # colors fade in
     page.evaluate("document.activeElement.blur()")
+    page.wait_for_function(IS_STILL)
     found = Axe().run(page).response["violations"]
     return [
         f"{rule['id']}: {node['html'][:200]} in {node['target']}: {node['failureSummary']}"
@@ -32,11 +49,6 @@ def problems(page) -> list[str]:
     ]
 
 
-def open_tab(page, name: str) -> None:
-    page.get_by_role("tab", name=name).click()
-    page.locator(PANELS[name]).locator("visible=true").first.wait_for()
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_serious(open_page, theme):
     page = open_page(theme=theme)
@@ -44,11 +56,12 @@ def test_axe_finds_nothing_serious(open_page, theme):
     page.get_by_role("button", name="X/Y sheet").click()
     found = {"Draw": problems(page)}
     generate(page, pictures=2, steps=1)
+    wait_for_status(page, "Drew 2 pictures")
     wait_for_end(page)
-    page.locator("#gallery img").first.wait_for()
+    wait_for_seeds(page, 0, 1)
     found["Draw with a picture"] = problems(page)
     open_tab(page, "History")
-    until(page, lambda: len(captions(page, "#history")) == 2)
+    wait_for_seeds(page, 1, 0, gallery="#history")
     found["History"] = problems(page)
     page.locator("#history .thumbnail-lg").first.click()
     page.locator("#delete").wait_for()
@@ -70,6 +83,7 @@ def test_the_focused_control_has_a_ring(page, tab):
     seen = []
     for _ in range(12):
         page.keyboard.press("Tab")
+        page.wait_for_function(IS_STILL)
         seen.append(page.evaluate(FOCUSED))
         if seen[-1][0].startswith("<body"):
             seen.pop()
@@ -85,23 +99,23 @@ def test_related_fields_are_named_groups(page):
     more_settings(page)
     for name, field in (("Random start", "Seed"), ("Number of steps", "Steps")):
         group = page.get_by_role("group", name=name, exact=True).first
-        assert numbers(group, field).count() == 1
+        expect(numbers(group, field)).to_have_count(1)
     page.get_by_role("button", name="X/Y sheet").click()
-    assert fields_of(page, "Label") == ["Style", "Group"]
+    wait_for_fields(page, "Label", "Style", "Group")
     sliders = [f"{part} for {side}" for side in ("Width", "Height") for part in ("number input", "range slider")]
-    assert fields_of(page, "Picture size") == sliders
-    assert fields_of(page, "X/Y sheet") == ["X: columns", "Y: rows"]
+    wait_for_fields(page, "Picture size", *sliders)
+    wait_for_fields(page, "X/Y sheet", "X: columns", "Y: rows")
     pick(page, "Model", "./text/sd1")
-    page.get_by_label("Negative prompt").locator("visible=true").wait_for()
-    assert fields_of(page, "Prompts") == ["Prompt", "Styles", "Recent prompts", "Negative prompt"]
+    textbox(page, "Negative prompt").wait_for()
+    wait_for_fields(page, "Prompts", "Prompt", "Styles", "Recent prompts", "Negative prompt")
     open_tab(page, "Compare")
-    assert fields_of(page, "Label") == ["Style", "Group"]
+    wait_for_fields(page, "Label", "Style", "Group")
     for name in ("A", "B"):
         group = page.get_by_role("group", name=f"Settings of {name}", exact=True)
-        assert group.get_by_label("Model", exact=True).count() == 1
+        expect(combobox(group, "Model")).to_have_count(1)
 
 
-def fields_of(page, group: str) -> list[str]:
-    """Return the names of the visible fields in the named group, in order."""
-    found = page.get_by_role("group", name=group, exact=True).locator("visible=true")
-    return found.locator("input:visible, textarea:visible").evaluate_all(NAMES)
+def wait_for_fields(page, group: str, *names: str) -> None:
+    """Wait until the named group has visible fields of these names, in this order."""
+    found = page.get_by_role("group", name=group, exact=True).locator("input:visible, textarea:visible")
+    until(page, lambda: found.evaluate_all(NAMES) == [*names])

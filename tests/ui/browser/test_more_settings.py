@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.ui.browser.actions import PHONE, generate, more_settings, until
+from tests.ui.browser.actions import PHONE, combobox, expect, generate, more_settings, number, until
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ def test_a_section_shows_what_it_holds_when_it_opens(open_page, size, section):
     page = open_page(size)
     button = page.get_by_role("button", name=section)
     button.click()
-    first = {"More settings": page.locator("#more .steps"), "X/Y sheet": page.get_by_label("Y: rows")}[section].first
+    first = {"More settings": page.locator("#more .steps"), "X/Y sheet": combobox(page, "Y: rows")}[section].first
     first.wait_for()
     until(page, lambda: first.evaluate(IN_SIGHT) and button.evaluate(IN_SIGHT))
 
@@ -41,21 +41,20 @@ def test_no_field_in_focus_lies_under_generate_or_the_list_of_runs(open_page, si
     page = open_page(size)
     more_settings(page)
     page.get_by_role("button", name="X/Y sheet").click()
-    page.get_by_label("Y: rows").wait_for()
+    combobox(page, "Y: rows").wait_for()
     slow_steps.seconds = 100
     for count in range(runs):
         generate(page)
-        until(page, lambda count=count: page.locator("#generate-runs li").count() == count + 1)
+        expect(page.locator("#generate-runs li")).to_have_count(count + 1)
     page.wait_for_timeout(1500)  # the sections have been scrolled into view
     page.evaluate("scrollTo(0, 0)")
-    page.get_by_label("Seed", exact=True).first.focus()
+    number(page, "Seed").focus()
     seen = []
     for key in ("Tab", "Shift+Tab"):
         for _ in range(60):
             page.keyboard.press(key)
-            page.wait_for_timeout(100)
-            is_inside, name, is_covered = page.evaluate(FOCUSED)
-            assert not (is_inside and is_covered), name
+            until(page, lambda: not all(page.evaluate(FOCUSED)[::2]))  # not inside a section and covered
+            is_inside, name, _ = page.evaluate(FOCUSED)
             seen += [name] if is_inside else []
             if not is_inside and seen and name in ("Generate", "Seed"):
                 break

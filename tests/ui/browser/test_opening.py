@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.ui.browser.actions import until, wait_for_status
+from tests.ui.browser.actions import expect, settings, textbox, until, wait_for_status
 
 pytestmark = pytest.mark.slow
 
@@ -16,16 +16,16 @@ def opens(as_bundled):
 
 
 def test_the_first_click_draws_what_its_prompt_says(page):
-    assert page.get_by_label("Prompt", exact=True).first.input_value() == "cat face, glossy 3D emoji"
+    expect(textbox(page, "Prompt")).to_have_value("cat face, glossy 3D emoji")
     page.get_by_role("button", name="Generate").click()
     wait_for_status(page, "Drew 1 picture")
     picture = page.locator("#gallery").get_by_test_id("detailed-image")
-    assert re.fullmatch(r"seed \d+, cat face, glossy 3D emoji", picture.get_attribute("alt"))
+    expect(picture).to_have_attribute("alt", re.compile(r"^seed \d+, cat face, glossy 3D emoji$"))
 
 
 def test_the_empty_stage_has_examples_that_a_click_draws(page):
     examples = page.locator("#examples")
-    assert examples.get_by_role("button").count() == 6
+    expect(examples.get_by_role("button")).to_have_count(6)
 
     def is_on_stage(example):
         box, stage = example.bounding_box(), page.locator("#gallery").bounding_box()
@@ -34,7 +34,7 @@ def test_the_empty_stage_has_examples_that_a_click_draws(page):
 
     until(page, lambda: all(map(is_on_stage, examples.get_by_role("button").all())))
     examples.get_by_role("button", name="rocket").click()
-    page.locator("dl.settings").get_by_text("rocket, flat emoji").wait_for()
+    settings(page).get_by_text("rocket, flat emoji").wait_for()
     picture = page.locator("#gallery").get_by_test_id("detailed-image")
-    assert not examples.is_visible()
-    assert picture.get_attribute("alt") == "seed 2, rocket, flat emoji"
+    expect(picture).to_have_attribute("alt", "seed 2, rocket, flat emoji")
+    expect(examples).to_be_hidden()
