@@ -12,11 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels.device.attention import attention_kernel
-from fastdiff.kernels.device.language import triton
-from fastdiff.kernels.device.math import LOG2_E
 from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.launching import DTYPES, capability, launch, side_by_side
+from fastdiff.kernels.host.lazy_triton import triton
 from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.plans import hopper_attention as on_hopper
 from fastdiff.kernels.plans.choices import Choice, attention_plan, plan_of
@@ -145,6 +143,8 @@ class AttentionCall(Call[Tensor]):
         return on_hopper.launch_plan(plan.tiles, *self._side_by_side(), self.heads, causal=self.causal, bias=bias)
 
     def kernel(self) -> Tensor:
+        from fastdiff.kernels.device.attention import LOG2_E, attention_kernel  # imports Triton
+
         (n, queries, channels), keys = self.q.shape, self.k.shape[1]
         q, k, v = self._side_by_side()
         bias = None if self.bias is None else self.bias.contiguous()

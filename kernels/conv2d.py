@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers, sum_chunks
 from fastdiff.kernels.from_int8 import as_loaded
 from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, after_arguments, group_norm
 from fastdiff.kernels.host.calls import PartsCall, check_pictures, parts_of
@@ -313,9 +312,10 @@ def _launch_products(
     norm: GroupNormCall | None = None,
 ) -> None:  # fmt: skip
     """Launch one program per tile and chunk, or one per tile that also does the shortcut and the epilogue."""
-    weight, tile = filters.values, tiling.tile
+    from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers  # imports Triton
+
+    weight, tile, (left, _, top, _) = filters.values, tiling.tile, problem.padding
     pictures, tile_height, tile_width = tiling.tile_shape
-    left, _, top, _ = problem.padding
     grid = (tiling.programs(problem), tiling.chunks if tiling.spread else 1)
     arguments: dict[str, Any] = dict(
         epilogue=epilogue, **_norm_arguments(problem, tiling, norm), pictures=problem.pictures, rows=tiling.rows,
@@ -333,13 +333,12 @@ def _launch_products(
         flags: dict[str, Any] = dict(FLAT=tiling.flat, K_FIRST=filters.is_k_first, RAGGED=tiling.ragged(problem))
         launch(conv_by_pointers, grid, *outputs, x, x2, weight, scales, residual, **arguments, **sizes, **flags)
         return
-    addend: Any = residual
     if residual is not None and tiling.residual_by_descriptor(problem):
-        addend = _output_descriptor(problem, tiling, residual)
+        residual = _output_descriptor(problem, tiling, residual)
     x, x2 = (*_input_descriptors(problem, tiling, parts), None)[:2]
     w_desc = descriptor(weight.flatten(1), [tiling.tile.channels, tiling.tile.block])
     launch(
-        conv_by_descriptors, grid, *outputs, x, x2, w_desc, weight, scales, addend, **arguments,
+        conv_by_descriptors, grid, *outputs, x, x2, w_desc, weight, scales, residual, **arguments,
         **_shortcut_arguments(problem, tiling, shortcut), columns=tiling.columns, MOMENTS=tiling.moments,
     )  # fmt: skip
 
@@ -389,6 +388,8 @@ def _launch_sum(
     problem: Problem, tiling: ConvTiling, outputs: tuple[Any, ...], partial: Tensor, scales: Scales,
     epilogue: tuple[Any, ...], residual: Tensor | None,
 ) -> None:  # fmt: skip
+    from fastdiff.kernels.device.conv2d import sum_chunks  # imports Triton
+
     tile = tiling.moments_tile
     grid = (problem.pictures * tiling.moments_tiles(problem) * -(-problem.out_channels // SUM_CHANNELS),)
     launch(

@@ -1,6 +1,6 @@
 """Denoise step: guidance, x0, clipping, x_{t-1} and noise in one launch, driven by one row of coefficients.
 
-All samplers share this arithmetic and differ only in the coefficients, which `device.denoise.COLUMNS` names. The noise
+All samplers share this arithmetic and differ only in the coefficients, which `COLUMNS` names. The noise
 is counter-based (`host.philox`): it depends only on a picture's seed, the step and the element, not on the batch or the
 device.
 """
@@ -13,10 +13,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.device.denoise import COLUMNS, EARLIER, denoise_kernel
-from fastdiff.kernels.device.language import triton
+from fastdiff.kernels.device.denoise_columns import COLUMNS, EARLIER
 from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.launching import launch
+from fastdiff.kernels.host.lazy_triton import triton
 from fastdiff.kernels.host.philox import philox_normal
 from fastdiff.kernels.plans.dispatch import Operation
 
@@ -177,6 +177,8 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
         return None
 
     def kernel(self) -> tuple[Tensor, ...]:
+        from fastdiff.kernels.device.denoise import denoise_kernel  # imports Triton
+
         scale = self.guidance_scale
         scales, scale = (scale, 1.0) if isinstance(scale, Tensor) else (None, scale)
         given = (self.model_output, self.unguided, self.x_t, self.row, self.step, self.noise, self.earlier, scales)

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.device.from_int8 import from_int8_kernel
-from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.launching import launch
+from fastdiff.kernels.host.lazy_triton import triton
 from fastdiff.kernels.host.weights import INT8, NAMES
 from fastdiff.kernels.plans.choices import first
 from fastdiff.kernels.plans.dispatch import Operation
@@ -43,6 +42,8 @@ class FromInt8Call(Call[Tensor]):
         return self.values.to(self.dtype)
 
     def kernel(self) -> Tensor:
+        from fastdiff.kernels.device.from_int8 import from_int8_kernel  # imports Triton
+
         y, elements = torch.empty_like(self.values, dtype=self.dtype), self.values.numel()
         launch(from_int8_kernel, (triton.cdiv(elements, BLOCK),), y, self.values, elements, B=BLOCK, num_warps=4)
         return y

@@ -27,10 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.kernels.device.group_norm import apply_kernel, merge_kernel, moments_kernel, normalise_kernel
-from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host.calls import PartsCall, check_pictures
 from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side
+from fastdiff.kernels.host.lazy_triton import triton
 from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.plans import cpu
@@ -272,6 +271,8 @@ def _tiling(hw: int, widths: list[int], blocks: tuple[int, ...] = (64, 32)) -> N
 
 
 def _make_moments(x: Tensor, tiling: NormTiling) -> Moments:
+    from fastdiff.kernels.device.group_norm import moments_kernel  # imports Triton
+
     n, height, width, channels = x.shape
     hw = height * width
     pixels = min(512, max(32, triton.next_power_of_2(hw) // 8))
@@ -318,6 +319,8 @@ def _merge_tiles(
     known: list[Moments], hw: int, affine: dict[str, Any], whole: int, *, rows: int, columns: int, tree: bool
 ) -> Tensor:
     """Merge all tiles of a picture: return (2, N, C), mean and M2; for whole groups (3, N, C), mean, a and b."""
+    from fastdiff.kernels.device.group_norm import merge_kernel  # imports Triton
+
     n, widths = len(known[0].mean), [m.mean.shape[2] for m in known]
     merged = known[0].mean.new_empty(3 if whole else 2, n, sum(widths))
     mean, m2, b = merged if whole else (*merged, None)
@@ -337,6 +340,8 @@ def _tensor_arguments(parts: list[Tensor]) -> dict[str, Any]:
 
 
 def _apply_merged(y: Tensor, parts: list[Tensor], call: GroupNormCall, merged: Tensor) -> Tensor:
+    from fastdiff.kernels.device.group_norm import apply_kernel  # imports Triton
+
     mean, a, b = merged  # each (N, C)
     widths = [part.shape[-1] for part in parts]
     tiling = _tiling(y.shape[1] * y.shape[2], widths, (128, 64, 32))
@@ -353,6 +358,8 @@ def _normalise(
     y: Tensor, parts: list[Tensor], call: GroupNormCall, known: list[Moments], affine: dict[str, Any], whole: int,
     group_width: int,
 ) -> Tensor:  # fmt: skip
+    from fastdiff.kernels.device.group_norm import normalise_kernel  # imports Triton
+
     hw, widths, merged = y.shape[1] * y.shape[2], [p.shape[-1] for p in parts], [m.mean.shape[2] for m in known]
     tiling, entries = _tiling(hw, widths), max(m.mean.shape[1] for m in known) * (1 if whole else group_width)
     blocks = len(y) * sum(triton.cdiv(width, tiling.channels) for width in widths)

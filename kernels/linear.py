@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.device.linear import linear_kernel
 from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.launching import (
     DTYPES,
@@ -304,6 +303,8 @@ def launch_products(
 
     activation2: applied to the second product, if any. rms_eps: if given, x is divided by its root mean square.
     """
+    from fastdiff.kernels.device.linear import linear_kernel  # imports Triton
+
     n, tokens, channels = x.shape
     parts, out_channels, _ = weight.shape
     y = torch.empty(n, tokens, out_channels, dtype=x.dtype, device=x.device)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.device.denoise import COLUMNS
-from fastdiff.kernels.device.language import triton
-from fastdiff.kernels.device.scale_input import scale_input_kernel
+from fastdiff.kernels.device.denoise_columns import COLUMNS
 from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.launching import DTYPES, launch
+from fastdiff.kernels.host.lazy_triton import triton
 from fastdiff.kernels.plans.dispatch import Operation
 
 BLOCK = 1024  # elements per program; chosen, not measured
@@ -72,6 +71,8 @@ class ScaleInputCall(Call[Tensor]):
         return None if known else f"no kernel for {self.dtype} of {tuple(self.x_t.shape)}"
 
     def kernel(self) -> Tensor:
+        from fastdiff.kernels.device.scale_input import scale_input_kernel  # imports Triton
+
         x_t, (pictures, *shape) = self.x_t.contiguous(), self.x_t.shape
         elements = x_t.numel() // pictures
         out = torch.empty(self.copies * pictures, *shape, dtype=self.dtype, device=self.device)

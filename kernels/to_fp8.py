@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastdiff.kernels.device.language import triton
-from fastdiff.kernels.device.to_fp8 import largest_kernel, row_kernel, scale_kernel
 from fastdiff.kernels.from_int8 import as_loaded
 from fastdiff.kernels.host.calls import PartsCall, check_pictures, parts_of
 from fastdiff.kernels.host.launching import DTYPES, fp8_obstacle, launch, side_by_side
+from fastdiff.kernels.host.lazy_triton import triton
 from fastdiff.kernels.host.weights import FP8, MOST, Factors, Quantised, Scaled, Weight
 from fastdiff.kernels.plans.dispatch import Operation
 
@@ -87,6 +86,8 @@ to_fp8 = Operation("to_fp8", ToFp8Call)
 
 
 def _scale_short(values: Tensor, scale: Tensor, x: Tensor) -> None:
+    from fastdiff.kernels.device.to_fp8 import row_kernel  # imports Triton
+
     count, elements = x.shape
     block = max(16, triton.next_power_of_2(elements))
     launch(
@@ -97,6 +98,8 @@ def _scale_short(values: Tensor, scale: Tensor, x: Tensor) -> None:
 
 def _scale_long(values: list[Tensor], scale: Tensor, rows: list[Tensor]) -> None:
     """Quantise long rows, with several programs per row: first find the largest magnitudes, then write the values."""
+    from fastdiff.kernels.device.to_fp8 import largest_kernel, scale_kernel  # imports Triton
+
     blocks = [triton.cdiv(part.shape[1], BLOCK) for part in rows]
     shares = [min(count, SHARES) for count in blocks]
     largest = scale.new_empty(len(scale), sum(shares))

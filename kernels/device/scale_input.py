@@ -1,6 +1,6 @@
 """The Triton kernel of `scale_input`."""
 
-from fastdiff.kernels.device.denoise import COLUMNS
+from fastdiff.kernels.device.denoise_columns import COLUMNS
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import await_inputs
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from fastdiff.kernels import device
-from fastdiff.kernels.device.language import triton
+from fastdiff.kernels.host.lazy_triton import triton
 
 ANSWER = b"\n"  # sent after each kernel, whether or not it compiled
 IDLE = 60.0  # seconds without work after which the program exits

@@ -21,8 +21,8 @@ from subprocess import DEVNULL, Popen
 from threading import Event, Lock, RLock, Thread
 from typing import BinaryIO
 
-from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host.compile_worker import ANSWER, Description, Launch
+from fastdiff.kernels.host.lazy_triton import triton
 
 DEVICE_CODE = "fastdiff.kernels.device."
 GLUON_CODE = f"{DEVICE_CODE}hopper."

@@ -2,8 +2,8 @@
 
 import torch
 
-from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.host.launching import is_sm_90
+from fastdiff.kernels.host.lazy_triton import triton
 from fastdiff.kernels.plans import verdict
 
 REMEDY = "fastdiff doctor --check-kernels"

@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fastdiff.kernels.device.hopper.attention_few_keys import few_keys_attention_kernel
-from fastdiff.kernels.device.language import triton
-from fastdiff.kernels.device.math import LOG2_E
 from fastdiff.kernels.host.launching import gluon_descriptor, launch, multiprocessors, suits_descriptors
+from fastdiff.kernels.host.lazy_triton import triton
 from fastdiff.kernels.host.recording import because
 
 
@@ -91,7 +89,7 @@ def launch_plan(
 def _launch_tiles(
     tiles: AttentionTiles, out: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, heads: int, causal: bool
 ) -> None:
-    from fastdiff.kernels.device.hopper.attention import hopper_attention_kernel  # imports Gluon
+    from fastdiff.kernels.device.hopper.attention import LOG2_E, hopper_attention_kernel  # imports Gluon
 
     pairs, keys, groups = q.shape[0] * heads, k.shape[1], tiles.groups
     blocks, programs = triton.cdiv(q.shape[1], BLOCK), tiles.resident * multiprocessors(q.device)
@@ -149,6 +147,8 @@ def _end(full: int, small: int, programs: int) -> int:
 def _launch_few_keys(
     tiles: FewKeys, out: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, heads: int, causal: bool
 ) -> None:
+    from fastdiff.kernels.device.hopper.attention_few_keys import LOG2_E, few_keys_attention_kernel  # imports Triton
+
     (n, queries, channels), keys = q.shape, k.shape[1]
     width, blocks = channels // heads, triton.cdiv(queries, BLOCK)
     length = max(1, round(blocks * n * heads / (multiprocessors(q.device) * tiles.resident)))

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fastdiff.kernels.device.language import triton
+from fastdiff.kernels.host.lazy_triton import triton
 
 VARIABLE = "FASTDIFF_TABLES"
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fastdiff import __version__
-from fastdiff.kernels.device.language import triton
+from fastdiff.kernels.host.lazy_triton import triton
 
 VARIABLE = "FASTDIFF_VERDICT"
 SCHEMA = 1

@@ -1,6 +1,6 @@
 """Schedule: the steps of a run as data. A sampler computes the rows, and one step function runs all samplers.
 
-A row holds the coefficients of a step. `fastdiff.kernels.device.denoise.COLUMNS` names them and explains their use.
+A row holds the coefficients of a step. `fastdiff.kernels.device.denoise_columns` names them and explains their use.
 Rows are computed in float64 and stored in float32.
 """
 
