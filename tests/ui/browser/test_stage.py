@@ -39,9 +39,11 @@ DISPLAYED = """
 })
 """  # x on the stage: a scrollbar of the page moves both
 PLACES = """
-() => [...document.querySelectorAll("#generate, #gallery, #gallery-view")]
-    .map((each) => Math.round(each.getBoundingClientRect().y))
-"""  # of elements that must not move
+() => ["#generate", "#gallery", "#gallery-view"].map((each) => {
+    const y = document.querySelector(each).getBoundingClientRect().y;
+    return Math.round(each === "#generate" ? y : y + scrollY);
+})
+"""  # of elements that must not move: Generate in the window, the others on the page, which may still be scrolling
 ON_STAGE = "document.querySelector('#gallery [data-testid=detailed-image]')?.src"
 
 
