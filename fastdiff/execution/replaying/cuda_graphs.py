@@ -3,10 +3,12 @@
 A replay is one launch instead of hundreds. It runs the same kernels in the same order, so the bits are the same.
 """
 
+import gc
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +21,21 @@ from fastdiff.kernels.host.recording import recorder
 # Graphs per function; the least recently used is dropped. Each holds the memory of its intermediate results. The number
 # is chosen, not measured.
 CAPACITY = 8
+
+_capture = threading.Lock()  # held by the thread that captures
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Let Python collect no garbage: a capture fails if its thread destroys the graph of a model that is gone."""
+    with _capture:  # the switch is the whole process's
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 def _describe(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
@@ -38,7 +55,7 @@ class _Graph:
         stream = torch.cuda.Stream()  # torch's default capture stream is on the device of the process's first capture
         capturing = torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local")
         # A failed capture may leave its stream as the current stream.
-        with torch.cuda.stream(torch.cuda.current_stream()), capturing:
+        with without_garbage_collection(), torch.cuda.stream(torch.cuda.current_stream()), capturing:
             self.outputs = function(*self.inputs)
 
     def replay(self, inputs: tuple[Tensors | Fixed, ...], wanted: Container[int] | None) -> Any:

@@ -1,5 +1,6 @@
 """CUDA graphs of functions: arguments with several tensors, and the same bits."""
 
+import gc
 from typing import NamedTuple
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastdiff.execution.memory import is_out_of_memory
-from fastdiff.execution.replaying.cuda_graphs import CAPACITY, Graphed
+from fastdiff.execution.replaying.cuda_graphs import CAPACITY, Graphed, without_garbage_collection
 from fastdiff.execution.replaying.trees import map_tensors
 
 
@@ -29,6 +30,15 @@ def test_trees_of_several_shapes_are_refused():
     pair = Pair(torch.tensor(1), torch.tensor(2))
     with pytest.raises(ValueError, match="longer"):
         map_tensors(torch.add, pair, (*pair, torch.tensor(3)))
+
+
+def test_garbage_collection_goes_on_as_before():
+    for is_enabled, switch in ((False, gc.disable), (True, gc.enable)):
+        switch()
+        with pytest.raises(ZeroDivisionError), without_garbage_collection():
+            assert not gc.isenabled()
+            1 / 0  # noqa: B018
+        assert gc.isenabled() == is_enabled
 
 
 @pytest.mark.gpu
@@ -81,3 +91,22 @@ class TestGraphs:
             (found,) = graphed(x)
             assert torch.equal(found, expected)
         torch.cuda.synchronize()
+
+    def test_a_capture_outlives_a_model_that_is_gone(self):
+        gone = [Graphed(self.function)]
+
+        def function(x):
+            if torch.cuda.is_current_stream_capturing():
+                loop = [gone.pop()]
+                loop.append(loop)
+                del loop
+                _ = [[] for _ in range(10_000)]  # enough objects for a collection
+            return (x + 1,)
+
+        x = torch.randn(1000, device="cuda")
+        for _ in range(2):
+            gone[0](x, Pair(x, x))
+        graphed = Graphed(function)
+        for _ in range(3):  # eager, captured, replayed
+            assert torch.equal(*graphed(x), x + 1)
+        assert gc.isenabled()
