@@ -28,9 +28,8 @@ MOST_MEAN = 1.0  # largest |mean| / standard deviation of a group whose variance
 _DTYPES: set[torch.dtype] = set()  # which oneDNN computes with on this CPU
 if torch.backends.mkldnn.is_available():
     _DTYPES |= {torch.float32} | ({torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
-
-# Calls of an overload skip torch's search for it, which takes a few microseconds.
-_LINEAR, _CONVOLUTION = torch.ops.mkldnn._linear_pointwise, torch.ops.mkldnn._convolution_pointwise
+    # Calls of an overload skip torch's search for it, which takes a few microseconds.
+    _LINEAR, _CONVOLUTION = torch.ops.mkldnn._linear_pointwise, torch.ops.mkldnn._convolution_pointwise
 
 Padding = int | tuple[int, int, int, int]
 
