@@ -27,6 +27,7 @@ from fastdiff.kernels.host.weights import k_first
 
 QKV = ("to_q", "to_k", "to_v")
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+MOST_PINNED = 2**25  # bytes of a tensor that reaches a GPU through pinned memory, which the host holds meanwhile
 IGNORED = "position_ids"  # a buffer in old checkpoints, which transformers ignores too
 
 
@@ -187,7 +188,7 @@ def convert(
     checks: dict[str, tuple[Tensor, Tensor]] = {}  # whether a tensor is finite, as given and as made
     for key in list(state):
         given = state.pop(key)
-        tensor = upload(given, torch.device(device))
+        tensor = upload(given, torch.device(device)) if given.nbytes <= MOST_PINNED else given.to(device)
         if key in in_8_bits:
             parts = quantised_tensors(key, tensor, in_8_bits[key])
             made = {name: laid_out(part, layout) for name, part in parts.items()}

@@ -133,7 +133,7 @@ async def _drawn(
     """Draw a run in its turn. Yields its view after each step. A client that leaves cancels the run."""
     owner = str(store.root) if request is None else str(shelf_of(store, request).folder)
     _folder(store, limits, request)  # raises if the quota is used up
-    view, seen = View(has_previews=False), -1.0
+    view, seen = View(has_previews=False), 0.0
 
     def steps() -> Iterator[tuple[Progress, list[Drawn]]]:
         yield from draw(run, engine, _folder(store, limits, request))
