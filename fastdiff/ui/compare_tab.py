@@ -83,9 +83,7 @@ class CompareTab:
             "Draw one seed with two settings, and see what the steps, the scheduler or the model change. "
             "To compare many values at once, use the X/Y sheet in the Draw tab."
         )
-        status = gr.HTML(
-            note("Choose two settings and press Compare."), elem_classes="status", min_height=60, padding=True
-        )
+        status = gr.HTML(note("Choose two settings and press Compare."), elem_classes="status", padding=True)
         with gr.Row():
             results = Result.build("A"), Result.build("B")
         form = Form.build(engine.catalogue, card, limits)

@@ -68,7 +68,6 @@ class DrawTab:
                     note("Choose what to draw and press Generate."),
                     elem_id="status",
                     elem_classes="status",
-                    min_height=56,
                 )
                 with gr.Column(elem_classes="stage-column"):
                     live = gr.HTML(elem_id="preview")

@@ -96,6 +96,7 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 .column:has(> .actions li) *,
 .column:has(> .actions .problem) * { scroll-margin-bottom: 200px }
 .status { font-variant-numeric: tabular-nums }
+.block.status { min-height: 56px }  /* Gradio's own min_height pauses while an event waits for its answer */
 .status:has(.bar, .problem) { position: sticky; top: 0; z-index: 41; background: var(--body-background-fill) }
 .actions > .block:not(:has(li)):not(:has(.problem)) { display: none }
 .runs { list-style: none; margin: 0; padding: 0; max-height: 108px; overflow-y: auto; font-size: var(--text-sm) }
