@@ -21,6 +21,7 @@ class CtrlC:
     def __init__(self) -> None:
         self.describe: Callable[[], str] = lambda: "fastdiff: interrupted"  # the line that is printed
         self.pressed = False
+        self._ending = False
         self._presses: queue.SimpleQueue = queue.SimpleQueue()  # the only queue that is safe in a signal handler
         self._under_way = 0  # active `deferred` blocks of all threads
         self._lock = threading.RLock()  # guards this count and `end`; reentrant, as the handler may interrupt either
@@ -33,6 +34,8 @@ class CtrlC:
 
     def answer(self, *_: object) -> None:
         """Handle a signal: end the process. The first signal waits for active `deferred` blocks."""
+        if self._ending:  # this signal interrupted `end`
+            return
         is_first, self.pressed = not self.pressed, True  # set before the count is read: see `deferred`
         if not is_first or not self._under_way:
             self.end()
@@ -41,6 +44,7 @@ class CtrlC:
     def end(self) -> NoReturn:
         """End the process at once, without the waits of Python's own shutdown."""
         with self._lock:  # only one of two threads
+            self._ending = True
             try:
                 # Not print: the signal may have interrupted one.
                 os.write(2, f"{self.describe()}\n".encode(errors="backslashreplace"))

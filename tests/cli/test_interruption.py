@@ -52,6 +52,32 @@ def test_it_ends_at_once(tmp_path, environment, files, waits):
     assert all(name.endswith(".png") for name in files(tmp_path))
 
 
+# The signal comes twice: the second one before, or just after, the line is written.
+TWICE = """if True:
+    import os, signal, sys
+    from fastdiff.cli.interruption import CTRL_C
+    write = os.write
+    def press():
+        signal.raise_signal(signal.SIGINT)
+    def written(*args):
+        write(*args)
+        press()
+    if sys.argv[1] == "before":
+        CTRL_C.describe = lambda: press() or "interrupted"
+    else:
+        os.write, CTRL_C.describe = written, lambda: "interrupted"
+    CTRL_C.install()
+    press()
+"""
+
+
+@pytest.mark.parametrize("second", ["before", "after"])
+def test_a_second_signal_while_it_ends_prints_no_second_line(environment, second):
+    command = [sys.executable, "-c", TWICE, second]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 @pytest.mark.slow
 def test_where_it_is_ignored_it_stays_ignored(tiny, tmp_path, environment):
     """A shell starts background commands like this."""
