@@ -1,7 +1,7 @@
 """Leaves: functions that a trace of a CPU forward records as one call, instead of the torch functions inside them.
 
-A leaf may read numbers on the host, which nothing else in a traced function may do. A leaf may also `pack` arguments:
-a trace then calls it with weights in a layout that the leaf prepares once.
+A leaf may read numbers on the host, which nothing else in a traced function may do. A leaf may also `pack` its
+weight: a trace then calls it with a weight in a layout that the leaf prepares once.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-Pack = Callable[..., tuple[Any, ...] | None]
+Pack = Callable[..., tuple[Any, ...]]
 
 
 class Leaf:
@@ -28,9 +28,10 @@ class Leaf:
         return self.__wrapped__(*args) if record is None else record(self, args)
 
     def packs(self, pack: Pack) -> Pack:
-        """Use `pack` for arguments whose weight does not change.
+        """Use `pack` for a weight that is the same in many calls. The weight is the second argument of the leaf.
 
-        `pack` takes the arguments of the leaf. It returns arguments that give the same bits in less time, or None.
+        `pack` takes the arguments of the leaf, and may read the values of the weight only. It returns the arguments
+        with a weight that gives the same bits in less time.
         """
         self.pack = pack
         return pack

@@ -1,7 +1,8 @@
 """CPU programs of a function of tensors: traced on the second call with the same shapes, then replayed.
 
 A replay runs the same torch functions in the same order, without the Python code between them, and with weights that
-are packed once. So the bits are the same. It is on a CPU what a CUDA graph is on a GPU.
+are packed once. So the bits are the same. It is on a CPU what a CUDA graph is on a GPU. When weights change, the next
+replay packs them again, and no others.
 """
 
 import threading
@@ -46,7 +47,9 @@ class Programmed:
         key = (torch.get_num_threads(), map_tensors(_describe, tensors))  # weights are packed for a number of threads
         with self._lock:
             program, is_first = self._programs.get(key), key not in self._programs
-            if not is_first and key not in self._refused and (program is None or not program.is_current):
+            if program is not None:
+                program.repack()
+            elif not is_first and key not in self._refused:
                 try:
                     program = trace(self._function, tensors, MOST_PACKED if self._packs else 0)
                 except NoProgram:

@@ -34,17 +34,40 @@ class Step(NamedTuple):
     last: tuple[Place, ...] = ()  # the places that no later step reads
 
 
+class Packing:
+    """How the weight of a step is packed."""
+
+    def __init__(self, leaf: Leaf, args: tuple[Any, ...]):
+        """Remember a leaf and its arguments, of which the second is the weight. Keep the form of the other tensors."""
+        self._pack = leaf.pack
+        self._args = tuple(_form(each) if isinstance(each, Tensor) and i != 1 else each for i, each in enumerate(args))
+        self._packed_writes = -1
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing has been written to the weight since it was packed."""
+        return self._packed_writes == self._args[1]._version
+
+    def packed(self) -> Tensor:
+        """Return the weight as it is now, packed."""
+        assert self._pack is not None
+        self._packed_writes = self._args[1]._version  # before it is read, so that a write meanwhile counts later
+        return self._pack(*self._args)[1]
+
+
 class Program:
     """The steps of a traced function. Several threads may run it at the same time."""
 
-    def __init__(self, steps: list[Step], inputs: int, outputs: Tensors, places: list[Place], weights: list[Tensor]):
+    def __init__(
+        self, steps: list[Step], inputs: int, outputs: Tensors, places: list[Place], packings: dict[int, Packing]
+    ):
         """Make a program of steps.
 
         Args:
             inputs: how many tensors are in the first places.
             outputs: a tree of the shape of the function's result; its tensors are not read.
             places: of its result's tensors.
-            weights: those that steps hold packed.
+            packings: of the steps that hold packed weights, by index.
         """
         self._steps, self._inputs, self._outputs, self._results = (
             _with_last_reads(steps, places),
@@ -53,12 +76,20 @@ class Program:
             places,
         )
         self._size = 1 + max((max(step.writes) for step in steps if step.writes), default=inputs)
-        self._weights = [(weight, weight._version) for weight in weights]
+        self._packings = packings
 
-    @property
-    def is_current(self) -> bool:
-        """Whether no packed weight has changed."""
-        return all(weight._version == version for weight, version in self._weights)
+    def repack(self) -> None:
+        """Pack the weights that have changed again. Only one thread may call this at a time.
+
+        Threads that run the program meanwhile go on with the weights that they began with.
+        """
+        changed = {i: packing for i, packing in self._packings.items() if not packing.is_current}
+        if changed:
+            steps = list(self._steps)
+            with torch.inference_mode(False), torch.no_grad():
+                for i, packing in changed.items():
+                    steps[i] = steps[i]._replace(args=_with_weight(steps[i].args, packing.packed()))
+            self._steps = steps
 
     def __call__(self, inputs: tuple[Tensors, ...]) -> Any:
         """Return the function's result for contiguous inputs of the traced shapes and dtypes."""
@@ -96,7 +127,7 @@ def trace(function: Function, inputs: tuple[Tensors, ...], room: int) -> Program
         if len(places) < len(found):
             raise NoProgram("a result is a weight")
         shape = map_tensors(lambda each: torch.empty(0), outputs)
-    return Program(tracer.steps, len(list(_flat(inputs))), shape, places, tracer.packed)
+    return Program(tracer.steps, len(list(_flat(inputs))), shape, places, tracer.packings)
 
 
 class _Tracer(TorchDispatchMode):
@@ -105,7 +136,7 @@ class _Tracer(TorchDispatchMode):
     def __init__(self, inputs: Iterator[Tensor], room: int):
         super().__init__()
         self.steps: list[Step] = []
-        self.packed: list[Tensor] = []
+        self.packings: dict[int, Packing] = {}  # of the steps that hold packed weights, by index
         self._room = room
         self._count = 0
         self._storages: dict[int, StorageWeakRef] = {}  # by address, which a reference keeps from being used again
@@ -131,10 +162,13 @@ class _Tracer(TorchDispatchMode):
         return views[geometry]
 
     def record_leaf(self, leaf: Leaf, args: tuple[Any, ...]) -> Tensor:
-        packed = self._packed(leaf, args)
         with recording_leaves(None), _disable_current_modes():
+            packing = self._packing(leaf, args)
+            packed = args if packing is None else _with_weight(args, packing.packed())
             result = leaf(*args)
-        self._record(leaf.__wrapped__, args if packed is None else packed, {}, result)
+        self._record(leaf.__wrapped__, packed, {}, result)
+        if packing is not None:
+            self.packings[len(self.steps) - 1] = packing
         return result
 
     @classmethod
@@ -195,18 +229,13 @@ class _Tracer(TorchDispatchMode):
                     if _address(tensor) not in self._storages or _address(tensor) in self._given:
                         raise NoProgram(f"{func} changes an input or a weight")
 
-    def _packed(self, leaf: Leaf, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Return the arguments with packed weights; None if that is not possible, or needs too much memory."""
-        weights = [each for each in _tensors(args) if _address(each) not in self._storages]
-        size = sum(each.nbytes for each in weights)
-        if leaf.pack is None or size > self._room or any(each.is_inference() for each in weights):
-            return None
-        with _disable_current_modes():
-            packed = leaf.pack(*args)
-        if packed is not None:
-            self._room -= size
-            self.packed += weights
-        return packed
+    def _packing(self, leaf: Leaf, args: tuple[Any, ...]) -> Packing | None:
+        """Return how the leaf's weight is packed; None if that is not possible, or needs too much memory."""
+        weight = args[1] if leaf.pack is not None else None
+        if weight is None or _address(weight) in self._storages or weight.is_inference() or weight.nbytes > self._room:
+            return None  # a weight of the run is another one at each call
+        self._room -= weight.nbytes
+        return Packing(leaf, args)
 
 
 def _with_last_reads(steps: list[Step], results: list[Place]) -> list[Step]:
@@ -218,6 +247,16 @@ def _with_last_reads(steps: list[Step], results: list[Place]) -> list[Step]:
         kept |= used
         done.append(step._replace(last=tuple(used)))
     return done[::-1]
+
+
+def _with_weight(args: tuple[Any, ...], weight: Tensor) -> tuple[Any, ...]:
+    """Return the arguments of a leaf that packs, with another weight."""
+    return (args[0], weight, *args[2:])
+
+
+def _form(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same form without memory."""
+    return torch.empty_like(tensor, device="meta")
 
 
 def _taking(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:

@@ -121,6 +121,63 @@ def test_changed_weights_count(layer):
     assert equal(run(*inputs(0)), function(*inputs(0)))
 
 
+@pytest.fixture
+def packed(monkeypatch):
+    """A list that gets the kind of each layer whose weight is packed."""
+    packed = []
+    for kind in ("convolution", "linear"):
+        function = getattr(torch.ops.mkldnn, f"_reorder_{kind}_weight")
+
+        def pack(*args, function=function, kind=kind):
+            packed.append(kind)
+            return function(*args)
+
+        monkeypatch.setattr(torch.ops.mkldnn, f"_reorder_{kind}_weight", pack)
+    return packed
+
+
+def test_only_changed_weights_are_packed_again(layer, counted, packed):
+    rows = torch.randn(16, 8)
+
+    def forward(x):
+        h = conv2d.reference(x, layer.weight, layer.bias, padding=1)
+        tokens, (first, second) = h.flatten(1, 2), rows.chunk(2)  # two layers of one weight
+        tokens = linear.reference(tokens, first) * linear.reference(tokens, second)
+        return linear.reference(tokens, rows[:8] + rows[8:])  # a weight made on the way is not packed
+
+    function = counted(forward)
+    run, x = Programmed(function), torch.randn(2, 4, 4, 8)
+    for _ in range(3):
+        run(x)
+    assert packed == ["convolution", "linear", "linear"]
+    for change, expected in (
+        (lambda: None, []),
+        (lambda: layer.weight.mul_(2), ["convolution"]),
+        (lambda: rows[:8].neg_(), ["linear", "linear"]),
+        (lambda: (rows.add_(1), layer.weight.neg_()), ["convolution", "linear", "linear"]),
+        (lambda: layer.weight[0].copy_(layer.weight[1]), ["convolution"]),
+    ):
+        packed.clear()
+        change()
+        y = run(x)
+        assert packed == expected and torch.equal(run(x), y)
+        fresh = Programmed(forward)
+        assert all(torch.equal(fresh(x), y) for _ in range(3))
+    assert function.calls == 2
+
+
+def test_weights_are_packed_again_in_any_mode(layer, packed):
+    function = network(layer)
+    run = Programmed(function)
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad, torch.no_grad):
+        with torch.no_grad():
+            layer.weight.mul_(1.5)
+        with mode():
+            for seed in range(2):
+                assert equal(run(*inputs(seed)), function(*inputs(seed)))
+    assert len(packed) == 2 + 3  # a trace, and the convolution for each change after it
+
+
 def test_weights_that_change_unseen_are_not_packed(layer):
     """torch counts no change through `data`, as when diffusers' parameters have the memory of ours."""
     function = network(layer)
@@ -226,3 +283,60 @@ def test_threads_share_a_program(layer):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_threads_pack_a_changed_weight_once(layer, packed):
+    function, threads = network(layer), 4
+    run = Programmed(function)
+    for _ in range(2):
+        run(*inputs(0))
+    wrong, barrier = [], threading.Barrier(threads + 1)
+
+    def repeat(seed):
+        for expected in results[seed]:
+            barrier.wait(60)
+            if not equal(run(*inputs(seed)), expected):
+                wrong.append(seed)
+            barrier.wait(60)
+
+    first, results = layer.weight.clone(), [[] for _ in range(threads)]
+    for factor in range(2, 12):
+        layer.weight.copy_(factor * first)
+        for seed in range(threads):
+            results[seed].append(function(*inputs(seed)))
+    workers = [threading.Thread(target=repeat, args=(seed,)) for seed in range(threads)]
+    for worker in workers:
+        worker.start()
+    packed.clear()
+    for factor in range(2, 12):
+        layer.weight.copy_(factor * first)
+        barrier.wait(60)
+        barrier.wait(60)
+    for worker in workers:
+        worker.join()
+    assert not wrong and packed == ["convolution"] * 10
+
+
+def test_a_replay_keeps_the_weights_that_it_began_with(layer):
+    began, changed = threading.Event(), threading.Event()
+
+    @Leaf
+    def pausing(x):
+        if threading.current_thread() is not threading.main_thread():
+            began.set()
+            assert changed.wait(60)
+        return x.clone()
+
+    def function(x):
+        return conv2d.reference(pausing(x), layer.weight, layer.bias, padding=1)
+
+    run, x, found = Programmed(function), torch.randn(1, 4, 4, 8), []
+    before = [run(x) for _ in range(3)]
+    thread = threading.Thread(target=lambda: found.append(run(x)))
+    thread.start()
+    assert began.wait(60)
+    layer.weight.mul_(2)
+    after = run(x)
+    changed.set()
+    thread.join()
+    assert torch.equal(found[0], before[0]) and torch.equal(after, function(x))
