@@ -24,7 +24,7 @@ from fastdiff.cli.interruption import CTRL_C
 from fastdiff.cli.streams import Notices, require_stdout
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
-from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.defaults import BATCH_ON_CPU, COMMAND
 from fastdiff.requests.png import Recorded
 from fastdiff.requests.request import Request
 
@@ -61,9 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-b",
         "--batch-size",
         type=count,
-        default=COMMAND.batch_size,
         metavar="N",
-        help=f"pictures per batch (default: {COMMAND.batch_size})",
+        help=f"pictures per batch (default: {COMMAND.batch_size}; on a CPU {BATCH_ON_CPU})",
     )
     _add_output_arguments(parser)
     parser.epilog = "A model's own defaults come from its fastdiff.json; 'fastdiff models NAME' prints them."
@@ -124,14 +123,16 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
         raise InputError("--resume cannot repeat random seeds; give the seeds of the interrupted run with --seed")
     run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)
 
-    def load() -> "Pipeline":
+    def load() -> tuple[Run, "Pipeline"]:
         from fastdiff.pipelines import load_pipeline  # imports torch
 
-        return load_pipeline(run.card, run.request, args.device, offload=args.offload)
+        pipe = load_pipeline(run.card, run.request, args.device, offload=args.offload)
+        is_open = args.batch_size is None and pipe.device.type == "cpu"
+        return (replace(run, batch_size=BATCH_ON_CPU) if is_open else run), pipe
 
     if args.explain:
         notices.say(*find_notices(run))
-        return _explain(run, load(), args.json)
+        return _explain(*load(), args.json)
     output = Output.check(
         run, args.out, device=args.device, overwrite=args.overwrite, resume=args.resume, grid=args.grid
     )
@@ -142,15 +143,15 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     line_break = "\n" if in_terminal() else ""  # the line stands below a progress bar
     CTRL_C.describe = lambda: f"{line_break}fastdiff: interrupted; {_summary(run, output, written)}"
 
-    def load_saying() -> "Pipeline":
+    def load_saying() -> tuple[Run, "Pipeline"]:
         begin_hashes(run)  # beside the loading
-        pipe = load()
+        loaded, pipe = load()
         # after the loading, whose errors are the only line
         notices.say(*find_source_notices(source, request), *find_device_notices(pipe.device))
         if not in_terminal():
             count = len(output.missing)
             notices.say(f"drawing {count} {_things(run, count)} with {run.card.name}")
-        return pipe
+        return loaded, pipe
 
     _draw(run, output, load_saying, args.json, written, notices)
     if args.resume or output.missing or output.grid:
@@ -170,9 +171,17 @@ def _explain(run: "Run", pipe: "Pipeline", as_json: bool) -> int:
 
 
 def _draw(
-    run: "Run", output: "Output", load: Callable[[], "Pipeline"], as_json: bool, written: Written, notices: Notices
+    run: "Run",
+    output: "Output",
+    load: Callable[[], tuple["Run", "Pipeline"]],
+    as_json: bool,
+    written: Written,
+    notices: Notices,
 ) -> None:
-    """Draw and write the missing pictures, then the grid. Each completed path is added to `written`."""
+    """Draw and write the missing pictures, then the grid. Each completed path is added to `written`.
+
+    `load` returns the pipeline, and the run with the batch size for its device.
+    """
     from tqdm import tqdm
 
     from fastdiff.runs.resuming import load_picture
@@ -199,14 +208,14 @@ def _draw(
             sheet.paste(finished.place, finished.image)
 
     if output.missing:
-        _draw_missing(run, output, load(), keep, notices)
+        _draw_missing(*load(), output, keep, notices)
     if output.grid and sheet.image:
         with CTRL_C.deferred():
             written.grid = output.write_grid(output.grid, sheet.image, run, record)
 
 
 def _draw_missing(
-    run: "Run", output: "Output", pipe: "Pipeline", keep: Callable[["Finished"], None], notices: Notices
+    run: "Run", pipe: "Pipeline", output: "Output", keep: Callable[["Finished"], None], notices: Notices
 ) -> None:
     """Draw the missing pictures and show the progress. A thread calls `keep` for each."""
     from fastdiff.runs.drawing import draw

@@ -39,11 +39,13 @@ class Defaults:
     most_pictures: int = 50_000  # per run
 
 
+# A CPU computes each picture of a batch on its own: a batch saves no time, and its pictures all come at its end.
+BATCH_ON_CPU = 1
 EVERY = 2**31  # labels or prompts: more than any model has
-COMMAND = Defaults(labels=4, prompts=4, pictures=4, batch_size=8)
+COMMAND = Defaults(labels=4, prompts=4, pictures=4, batch_size=8)  # on a CPU, BATCH_ON_CPU
 BULK = Defaults(labels=EVERY, prompts=EVERY, pictures=1, batch_size=None, most_pictures=1_000_000)
 PAGE = Defaults(labels=1, prompts=1, pictures=1, batch_size=16)
-PAGE_ON_CPU = replace(PAGE, batch_size=2)
+PAGE_ON_CPU = replace(PAGE, batch_size=BATCH_ON_CPU)
 # In Python, a DDPM folder runs all training steps, as in diffusers' DDPMPipeline. A user of `fastdiff sample` waits for
 # the pictures, and 50 steps show what the model can do.
 LIBRARY = Defaults(labels=0, prompts=0, pictures=1, batch_size=None, ddpm_steps=None)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.diffusion import loop
 from fastdiff.requests import png
+from fastdiff.runs import drawing
 from tests.support.waiting import TIMEOUT
 
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
@@ -92,6 +94,34 @@ def test_flags_win_over_from_and_files_are_kept_without_overwrite(here, tmp_path
     settings = png.read_settings(source)
     assert (settings["seed"], settings["scheduler"], settings["num_inference_steps"]) == (5, "ddpm", 2)
     assert settings["eta"] is None and files(tmp_path / "a") == [f"fluent-3d-hearts-{seed}.png" for seed in (3, 5)]
+
+
+@pytest.mark.parametrize(("flags", "sizes"), [([], [1, 1, 1]), (["-b", 2], [2, 1])], ids=str)
+def test_a_cpu_draws_picture_by_picture_unless_told_otherwise(here, tiny, tmp_path, monkeypatch, files, flags, sizes):
+    drawn, draw = [], drawing.draw
+
+    def recorded(run, pipe):
+        for progress in draw(run, pipe):
+            drawn.extend([len(progress.finished)] if progress.ended else [])
+            yield progress
+
+    monkeypatch.setattr(drawing, "draw", recorded)
+    args = ["sample", "-m", tiny, "--device", "cpu", "--label", 0, "--num-images", 3, "--steps", 2]
+    assert here(*args, "-o", "a", *flags).returncode == 0
+    assert drawn == sizes and len(files(tmp_path / "a")) == 3
+
+
+@pytest.mark.parametrize(
+    ("device", "flags", "size"),
+    [("cpu", [], 1), ("cpu", ["-b", 9], 9), ("cuda", [], 8), ("cuda", ["-b", 9], 9)],
+    ids=str,
+)
+def test_the_default_batch_size_is_the_devices(here, tiny, monkeypatch, device, flags, size):
+    pipe = SimpleNamespace(device=torch.device(device))
+    monkeypatch.setattr("fastdiff.pipelines.load_pipeline", lambda *args, **options: pipe)
+    monkeypatch.setattr("fastdiff.pipelines.reporting.report", lambda pipe, **options: options["batch_size"])
+    done = here("sample", "-m", tiny, "--label", 0, "--num-images", 20, "--explain", *flags)
+    assert done.stdout == f"{size}\n", done.stderr
 
 
 @pytest.mark.slow

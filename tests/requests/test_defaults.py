@@ -114,7 +114,7 @@ def by_library(card: ModelCard, asked: dict) -> tuple:
 
 def test_pictures_at_a_time():
     found = {caller: defaults.batch_size for caller, defaults in (CALLERS | {"library": LIBRARY}).items()}
-    assert found == {"command": 8, "page": 16, "page on a CPU": 2, "library": None}
+    assert found == {"command": 8, "page": 16, "page on a CPU": 1, "library": None}
 
 
 def test_a_command_without_flags_leaves_every_choice_open():
