@@ -22,7 +22,7 @@ _PROCESSORS = "attention processors are not supported yet; fastdiff computes att
 _FORWARD = "it is a part of diffusers' own forward; call the model instead"
 _CALL = "it is a part of diffusers' own call; call the pipeline, or loop over its stream"
 _IP_ADAPTER = "IP-Adapters are not supported yet; draw without them"
-_TEXTUAL_INVERSION = "textual inversion is not supported yet; draw without it"
+_TEXTUAL_INVERSION = "embeddings are tokens of a prompt, and this pipeline takes none; leave it out"
 _STEP = "it is a part of diffusers' own step; call step instead"
 
 # ConfigMixin and PushToHubMixin

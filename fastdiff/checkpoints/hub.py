@@ -109,7 +109,7 @@ def resolve_part(
     checked("variant", variant, Variant | None)
     extensions = extensions_of(use_safetensors)
     places = (subfolder,) if subfolder else (part.name, "")
-    root = json_folder(name, [f"{place}/config.json".lstrip("/") for place in places], revision=revision, **client)
+    root = folder_with(name, [f"{place}/config.json".lstrip("/") for place in places], revision=revision, **client)
     folder = part_folder(root, part.name, subfolder)
     fetch = partial(_fetch, partial(_client(name, **client), revision=root.name), root)
     if not any(fetch(folder, weight_names(extension, variant, part.library)) for extension in extensions):
@@ -117,8 +117,8 @@ def resolve_part(
     return folder
 
 
-def json_folder(name_or_path: str | Path, files: list[str], *, revision: str | None = None, **client: Any) -> Path:
-    """Return the local folder of a model, with these JSON files if it has them. Errors are as in `resolve`.
+def folder_with(name_or_path: str | Path, files: list[str], *, revision: str | None = None, **client: Any) -> Path:
+    """Return the local folder of a model, with these files if it has them. Errors are as in `resolve`.
 
     Of a hub model only these files are downloaded. Any local folder is returned as it is.
     """

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 from fastdiff.arguments import optional, shown, text
 from fastdiff.arguments import path as checked_path
 from fastdiff.checkpoints.configs.model import Library
-from fastdiff.checkpoints.hub import json_folder
+from fastdiff.checkpoints.hub import folder_with
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.loading import check_foreign
 from fastdiff.checkpoints.names import Variant, index_names, weight_names, weights_name
@@ -97,7 +97,7 @@ class Configured(Refusing):
         optional(text, "subfolder", subfolder)
         hub_options, unused = divided(kwargs, HUB_OPTIONS)
         files = [f"{folder}/{cls.config_name}".lstrip("/") for folder in cls.folders(subfolder)]
-        root = json_folder(pretrained_model_name_or_path, files, **hub_options)
+        root = folder_with(pretrained_model_name_or_path, files, **hub_options)
         config = read_json(root / next((file for file in files if (root / file).is_file()), files[-1]))
         if checked("return_unused_kwargs", return_unused_kwargs, bool):
             return config, unused

@@ -26,6 +26,12 @@ def on_gpu(models: Mapping[nn.Module, Callable[[], None]], device: torch.device)
     homes: list[tuple[nn.Parameter, Tensor]] = [
         (parameter, parameter.data) for model in models for parameter in model.parameters()
     ]
+    buffers = [
+        (module._buffers, name, buffer)
+        for model in models
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     try:
         for model in models:
             model.to(device)
@@ -35,3 +41,5 @@ def on_gpu(models: Mapping[nn.Module, Callable[[], None]], device: torch.device)
             release()
         for parameter, data in homes:
             parameter.data = data
+        for own, name, buffer in buffers:
+            own[name] = buffer

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastdiff.checkpoints import registry
@@ -45,17 +46,33 @@ class CLIPTextModelOutput(NamedTuple):
 
 
 class CLIPTextEmbeddings(nn.Module):
-    """The token and position tables; transformers' class of this name."""
+    """The token and position tables; transformers' class of this name.
+
+    The vectors of loaded embeddings are in a table of their own, `added`, which is not saved.
+    """
+
+    added: Tensor | None  # (R, C), of the token ids from `first_added` on
 
     def __init__(self, config: CLIPTextConfig):
         super().__init__()
         self.token_embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position_embedding = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.register_buffer("added", None, persistent=False)
+        self.first_added = config.vocab_size
 
     def forward(self, input_ids: Tensor) -> "Stream":
         """Embed token ids (1, L). The first norm computes the sum of both embeddings."""
         positions = self.position_embedding.weight[: input_ids.shape[1]]
-        return Stream(positions[None], self.token_embedding(input_ids))
+        return Stream(positions[None], self._tokens(input_ids))
+
+    def _tokens(self, input_ids: Tensor) -> Tensor:
+        """(1, L) -> (1, L, C). Each row is a copy of a row of one of the tables."""
+        if self.added is None:
+            return self.token_embedding(input_ids)
+        place, count = input_ids - self.first_added, len(self.added)
+        is_added = (place >= 0) & (place < count)
+        own = self.token_embedding(input_ids.clamp(max=self.token_embedding.num_embeddings - 1))
+        return torch.where(is_added[..., None], F.embedding(place.clamp(0, count - 1), self.added), own)
 
 
 class Stream(NamedTuple):
@@ -138,6 +155,7 @@ class CLIPTextModel(Model):
         self.encoder = nn.ModuleDict({"layers": layers})
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         attentions = [f"encoder.layers.{i}.self_attn." for i in range(config.num_hidden_layers)]
+        self.times_changed = 0  # how often tokens were added or taken away
         self.stacked = {f"{path}qkv_proj.": {f"{path}{name}.": 1 for name in QKV} for path in attentions}
         self._lay_out()
 
@@ -179,6 +197,22 @@ class CLIPTextModel(Model):
         last, pooled, hidden = self._run(input_ids, bool(output_hidden_states))
         output = self._output(last, pooled, hidden or None)
         return output if return_dict else tuple(each for each in output if each is not None)
+
+    @property
+    def added_tokens(self) -> Tensor | None:
+        """The vectors of loaded embeddings (textual inversion), (R, C), in the model's dtype; None without any."""
+        return self.embeddings.added
+
+    def add_tokens(self, first: int, vectors: Tensor | None) -> None:
+        """Give the token ids from `first` on these vectors, (R, C), instead of all that were added before.
+
+        None takes all added tokens away. The model's own weights do not change, so `state_dict` and `save_pretrained`
+        leave the vectors out, and without them the bits are the plain model's. Only this model's graphs are made anew.
+        """
+        self.embeddings.added = None if vectors is None else vectors.to(self.device, self.dtype, copy=True)
+        self.embeddings.first_added = first
+        self.times_changed += 1
+        self.release_graphs()
 
     def prompt_embeds(self, input_ids: Tensor, clip_skip: int = 0) -> Tensor:
         """Return the prompt embeddings (N, L, C) that a U-Net of Stable Diffusion 1 or 2 reads.
@@ -240,7 +274,8 @@ class CLIPTextModel(Model):
             raise InputError(
                 f"input_ids: its shape is {tuple(input_ids.shape)}; it must be (N, L) with L from 1 to {most}"
             )
-        within("input_ids", input_ids, 0, self.config.vocab_size - 1)
+        added = self.embeddings.first_added + (0 if self.added_tokens is None else len(self.added_tokens))
+        within("input_ids", input_ids, 0, max(self.config.vocab_size, added) - 1)
 
     def _check_skip(self, clip_skip: int, most: int) -> None:
         checked("clip_skip", clip_skip, whole(0, most))

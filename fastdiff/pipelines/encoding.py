@@ -52,6 +52,12 @@ class TextEncoders:
                     f"tokenizer: it makes prompts of {tokenizer.length} out of {tokenizer.size} tokens, and its text "
                     f"encoder has {positions} positions and {tokens} tokens; give the tokenizer it was trained with"
                 )
+            added = 0 if model.added_tokens is None else len(model.added_tokens)
+            if added != sum(tokenizer.embeddings.values()):
+                raise InputError(
+                    "tokenizer: it and its text encoder have different embeddings; call unload_textual_inversion "
+                    "before you replace one of them"
+                )
         if len({tokenizer.length for tokenizer in self.tokenizers}) > 1:
             raise InputError("tokenizer_2: its length differs from the first tokenizer's; save one of them again")
 
@@ -90,7 +96,7 @@ class TextEncoders:
         Raises InputError if there are not so many layers, and NonFiniteError if an encoder's output has NaN or
         infinity.
         """
-        key = tuple(texts), clip_skip
+        key = tuple(texts), clip_skip, *(model.times_changed for model in self.models)
         if key in self._remembered:
             self._remembered.move_to_end(key)
             return self._remembered[key]
@@ -106,7 +112,8 @@ class TextEncoders:
         self._most_remembered = most
 
     def _encode(self, texts: Sequence[str], clip_skip: int, name: str) -> Encoded:
-        every = [tokenizer(text) for text, tokenizer in zip(texts, self.tokenizers, strict=True)]
+        pairs = zip(texts, self.tokenizers, strict=True)
+        every = [tokenizer(tokenizer.expand(text)) for text, tokenizer in pairs]
         for warning in filter(None, dict.fromkeys(tokens.warning(name) for tokens in every)):
             _log.warning(warning)
         embeds, pooled = [], None

@@ -28,6 +28,7 @@ from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, optio
 from fastdiff.pipelines.encoding import TextEncoders
 from fastdiff.pipelines.guiding import make_conditions
 from fastdiff.pipelines.image_processor import ImageProcessor
+from fastdiff.pipelines.inversion import TextualInversion
 from fastdiff.pipelines.parts import VAE_KINDS
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
 from fastdiff.pipelines.signatures import ENCODE_PROMPT, by_name
@@ -52,7 +53,7 @@ REFUSED = {  # arguments of other pipelines and of diffusers, and why they are r
 TEXT_PARTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 
 
-class TextToImagePipeline(Pipeline):
+class TextToImagePipeline(TextualInversion, Pipeline):
     """Text-to-image pictures, as diffusers' StableDiffusionPipeline and StableDiffusionXLPipeline draw them.
 
     A prompt and a seed give the same bits whatever the batch size, and wherever in the batch they are. A `generator`

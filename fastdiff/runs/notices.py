@@ -75,5 +75,5 @@ def _lora_tags(texts: Sequence[str]) -> list[str]:
 def _cut(texts: Sequence[tuple[str, str]], tokenizers: Sequence[CLIPTokenizer]) -> Iterator[str]:
     """Yield a line for each named text that is too long for a tokenizer. The library logs the same line."""
     for name, text in texts:
-        warnings = (tokenizer(text).warning(name) for tokenizer in tokenizers)
+        warnings = (tokenizer(tokenizer.expand(text)).warning(name) for tokenizer in tokenizers)
         yield from dict.fromkeys(filter(None, warnings))

@@ -34,6 +34,14 @@ def test_models_are_back_as_they_were():
     assert released == [there]  # released before the model moved back
 
 
+def test_buffers_are_back_too():
+    model = nn.Linear(3, 2)
+    model.register_buffer("added", torch.ones(2), persistent=False)
+    with on_gpu({model: lambda: None}, torch.device("meta")):
+        assert model.added.is_meta
+    assert torch.equal(model.added, torch.ones(2))
+
+
 def test_an_error_leaves_none_behind():
     models = Movable(3, 2), Movable(2, 2)
     home = places(*models)

@@ -59,6 +59,7 @@ CHANNELS = {  # of a U-Net's input, for other tasks than text to image
 }
 LATENTS = 4  # channels; VAEs of other model families have more
 
+EMBEDDING = "a textual inversion"
 CHANGES = "changes a model and is none itself"
 OTHER = "fastdiff does not run it yet"
 HOLDS = "give a checkpoint of Stable Diffusion 1, 2 or XL"
@@ -77,7 +78,7 @@ class Refused(NamedTuple):
 REFUSED = (
     Refused("a LyCORIS (LoHa, LoKr or OFT)", r"\.(?:hada_w[12]|lokr_w[12]|oft_(?:blocks|diag))", CHANGES),
     Refused("a LoRA", r"(?:^|[._])lora_(?:up|down|A|B|te\d?|unet)[._]|\.lora\.", CHANGES),
-    Refused("a textual inversion", r"^(?:emb_params|string_to_param|clip_[lg])$", CHANGES),
+    Refused(EMBEDDING, r"^(?:emb_params|string_to_param|clip_[lg])$", CHANGES),
     Refused("a ControlNet", r"^control_model\.|input_hint_block\.|controlnet_", CHANGES, alone=False),
     Refused("an IP-Adapter", r"^ip_adapter\.|^image_proj\.", CHANGES),
     Refused("a T2I-Adapter", r"^adapter\.|^body\.\d+\.(?:block|in_conv|resnets)", CHANGES),

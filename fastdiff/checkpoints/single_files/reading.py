@@ -26,6 +26,10 @@ SIZES = {  # bytes of an element, by the format's names
 }
 SHOWN = 3  # keys in an error
 
+_PICKLED = (
+    "download the model as safetensors, or convert the file where you trust it: load it with "
+    "torch.load(..., weights_only=True), and write its state_dict with safetensors.torch.save_file"
+)
 _EMA = "model_ema."
 _PART_NAMES = {UNET_CONDITION.name: "U-Net", VAE.name: "VAE", TEXT_ENCODER.name: "text encoder"}
 _ENCODER_NAMES = (TEXT_ENCODER.name, TEXT_ENCODER_2.name)
@@ -137,9 +141,7 @@ def is_single_file(name: str | Path) -> bool:
 def read_single_file(path: str | Path) -> SingleFile:
     """Read the header of a file and recognise it. Raises InputError if it is no safetensors file, or is unknown."""
     path = Path(path)
-    _check_format(path)
-    header = read_header(path)
-    _check_extents(path, header)
+    header = checked_header(path)
     refused = _refused_kind(header.tensors)
     found = _marks(header.tensors)
     parts = {mark.part: InFile(path, mark.layout, mark.prefix) for mark in found.values()}
@@ -159,7 +161,19 @@ def read_single_file(path: str | Path) -> SingleFile:
     return _named(SingleFile(path, "", base, _named_by_width(parts, header.tensors), header))
 
 
-def _check_format(path: Path) -> None:
+def checked_header(path: Path, pickled: str = _PICKLED) -> Header:
+    """Return the header of a safetensors file. Its tensors are inside the file.
+
+    Raises InputError for a file that does not exist, for another format, and for a damaged file. `pickled` says what to
+    do with a pickle.
+    """
+    _check_format(path, pickled)
+    header = read_header(path)
+    _check_extents(path, header)
+    return header
+
+
+def _check_format(path: Path, pickled: str) -> None:
     """Raise InputError for a file that does not exist, and for a format other than safetensors."""
     start = b""
     try:
@@ -177,11 +191,7 @@ def _check_format(path: Path) -> None:
         return
     what = next((what for first, what in kinds.STARTS.items() if start.startswith(first)), None)
     if what == "a pickle" or (what is None and path.suffix.lower() in kinds.PICKLES):
-        raise InputError(
-            f"{path} is a pickle, and loading a pickle can run code that is hidden in it; download the model as "
-            "safetensors, or convert the file where you trust it: load it with torch.load(..., weights_only=True), "
-            "and write its state_dict with safetensors.torch.save_file"
-        )
+        raise InputError(f"{path} is a pickle, and loading a pickle can run code that is hidden in it; {pickled}")
     if what is not None:
         raise InputError(f"{path} is {what}; download the model as a safetensors file")
 

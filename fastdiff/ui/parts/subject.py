@@ -247,7 +247,7 @@ def count_tokens(catalogue: Catalogue, cards: Sequence[ModelCard], text: str, na
     checked(name, text, Prompt)
     lines: dict[str, None] = {}
     for tokenizer in (each for card in cards if card.reads_text for each in catalogue.tokenizers(card)):
-        tokens = tokenizer(text)
+        tokens = tokenizer(tokenizer.expand(text))
         cut = " ".join(tokens.cut.split())
         line = f"{tokens.total} of {tokenizer.room} tokens"
         lines[line + (f'; cut off: <strong class="cut">{html.escape(cut)}</strong>' if cut else "")] = None

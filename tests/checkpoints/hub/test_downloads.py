@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub import errors
+from safetensors.torch import save_file
 
 from fastdiff import DDIMScheduler
 from fastdiff.checkpoints import hub
@@ -292,3 +294,19 @@ def test_the_config_of_a_scheduler_is_downloaded_alone(remote):
     assert remote.files() == {"scheduler/scheduler_config.json"}
     (call,) = remote.calls
     assert (call["revision"], call["cache_dir"]) == ("v1", "here")
+
+
+def test_an_embedding_is_one_file_of_the_hub(remote, text_folder):
+    pipe = Pipeline.from_pretrained(text_folder("sd1"), device="cpu")
+    (remote.folder / "more").mkdir(parents=True)
+    save_file({"<cat>": torch.ones(2, 32)}, remote.folder / "learned_embeds.safetensors")
+    save_file({"emb_params": torch.ones(1, 32)}, remote.folder / "more" / "blurb.safetensors")
+    (remote.folder / "learned_embeds.bin").write_bytes(b"")
+    pipe.load_textual_inversion("org/name", revision="v2", hf_token="secret")
+    assert remote.files() == {"learned_embeds.safetensors"}
+    assert (remote.calls[0]["revision"], remote.calls[0]["token"]) == ("v2", "secret")
+    pipe.load_textual_inversion("org/name", subfolder="more", weight_name="blurb.safetensors")
+    assert dict(pipe.tokenizer.embeddings) == {"<cat>": 2, "blurb": 1}
+    with pytest.raises(InputError, match=r"org/name has no no\.safetensors; name the file") as error:
+        pipe.load_textual_inversion("org/name", weight_name="no.safetensors")
+    assert_one_line(error)

@@ -16,8 +16,7 @@ from tests.parity.surface.walk import NOTHING
 from tests.support.text_pipelines import text_pipeline
 from tests.support.tiny import UNET, save_unet
 
-# The names that may be refused, by what they belong to. Later issues bring adapters, image to image and
-# textual inversion.
+# The names that may be refused, by what they belong to. Later issues bring adapters and image to image.
 REFUSED = {
     "uploads": "push_to_hub",
     "custom code": "register_for_auto_class",
@@ -27,7 +26,8 @@ REFUSED = {
         unfuse_lora unload_lora_weights write_lora_layers""",
     "IP-Adapter": """encode_image load_ip_adapter prepare_ip_adapter_image_embeds set_ip_adapter_scale
         unload_ip_adapter""",
-    "textual inversion": "load_textual_inversion maybe_convert_prompt unload_textual_inversion",
+    "embeddings of pipelines without prompts": """load_textual_inversion maybe_convert_prompt
+        unload_textual_inversion""",
     "FreeU": "disable_freeu enable_freeu",
     "offloading of layers": "enable_group_offload enable_sequential_cpu_offload model_cpu_offload_seq",
     "image to image and other pipelines of the same parts": "from_pipe",
@@ -107,6 +107,7 @@ def test_pipelines_refuse_by_name(pipe):
     assert [name for name in names if name not in MAY_BE_REFUSED] == []
     assert {"push_to_hub", "enable_sequential_cpu_offload"} <= {*names}
     walk.assert_refused(pipe, names)
+    assert ("load_textual_inversion" in names) == (hasattr(theirs, "load_textual_inversion") and not pipe.reads_text)
 
 
 def test_calls_take_diffusers_positions(pipe):
