@@ -78,12 +78,13 @@ def begin_known(paths: Sequence[Path]) -> None:
     _in_thread(compute)
 
 
-def begin_files_hash(card: ModelCard, variant: str | None) -> "Future[str]":
+def begin_files_hash(card: ModelCard, variant: str | None, more: Sequence[Path] = ()) -> "Future[str]":
     """Start to compute a SHA-256 of the names and contents of all files of the model, in hexadecimal digits.
 
-    Folders with equal files have equal hashes, wherever they are. The rest is as in `begin_hash`.
+    Folders with equal files have equal hashes, wherever they are. `more` files follow in their order. The rest is as in
+    `begin_hash`.
     """
-    paths = sorted(find_files(card, variant))
+    paths = [*sorted(find_files(card, variant)), *more]
     return _in_thread(lambda: _sha256_of_folder(card.folder, paths))
 
 

@@ -118,6 +118,8 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     add("--negative-prompt", metavar="TEXT", help="text that the pictures should avoid")
     add("--styles", metavar="FILE", help="styles.csv of A1111: columns name, prompt, negative_prompt")
     add("--style", action="append", metavar="NAME", help="style in FILE that changes each prompt; may be repeated")
+    embedding = "textual inversion, a safetensors file; may be repeated (default TOKEN: the file's own)"
+    add("--embedding", action="append", metavar="FILE[:TOKEN]", help=embedding)
     add("--label", action="append", help=f"name or index; may be repeated (default: {labels})")
     add("--num-images", type=int, metavar="N", help=f"per label or prompt (default: {pictures})")
     seeds = f"first seed, list such as 1,2,5-10, or random, also -1 (default: {defaults.SEED})"
@@ -127,6 +129,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     add("--horizon", type=int, metavar="N", help="positions of a trajectory, where models plan them")
     add("--from", dest="source", metavar="FILE.png", help="reuse its settings; other flags override them")
     add("--models-dir", metavar="DIR", help=f"--from looks here (default: ${VARIABLE})")
+    add("--embedding-dir", metavar="DIR", help="--from looks here for embeddings")
     _add_sampling_arguments(parser)
 
 

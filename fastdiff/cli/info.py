@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fastdiff.checkpoints.single_files.facts import read_facts
+from fastdiff.checkpoints.single_files.embeddings import if_embedding
+from fastdiff.checkpoints.single_files.facts import embedding_facts, read_facts
 from fastdiff.checkpoints.single_files.reading import has_model_suffix, read_single_file
 from fastdiff.cli.streams import printable, require_stdout
 from fastdiff.errors import InputError
@@ -25,7 +26,11 @@ def run(args: argparse.Namespace) -> int:
     """Print the settings or the facts. InputError if the file holds none."""
     require_stdout()
     if has_model_suffix(args.file):
-        facts = read_facts(read_single_file(Path(args.file)), with_hash=args.hash or None)
+        embedding = if_embedding(args.file)
+        if embedding is None:
+            facts = read_facts(read_single_file(Path(args.file)), with_hash=args.hash or None)
+        else:
+            facts = embedding_facts(Path(args.file), embedding)
         print(json.dumps(facts) if args.json else "\n".join(map(printable, _lines(facts))))
         return 0
     texts = png.read_text(args.file)

@@ -6,6 +6,7 @@ from pathlib import Path
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.single_files.cards import FileOptions, file_card, names_file
+from fastdiff.checkpoints.single_files.embeddings import if_embedding
 from fastdiff.checkpoints.single_files.listing import VARIABLE, find_models, models_folder
 from fastdiff.checkpoints.single_files.reading import is_single_file, read_single_file
 from fastdiff.cli.arguments import add_file_arguments
@@ -62,7 +63,9 @@ def _show_model(card: ModelCard) -> None:
 
 def _summary(name: str, folder: Path) -> str:
     try:
-        return read_single_file(folder).summary if is_single_file(folder) else _described(ModelCard.read(name, folder))
+        if is_single_file(folder):
+            return (if_embedding(folder) or read_single_file(folder)).summary
+        return _described(ModelCard.read(name, folder))
     except InputError as error:
         return f"unusable: {error}"
     except Exception as error:  # one broken model must not hide the others

@@ -109,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _sample(args: argparse.Namespace, notices: Notices) -> int:
     from fastdiff.runs.drawing import Run, begin_hashes, find_model
+    from fastdiff.runs.embeddings import with_embeddings_here
     from fastdiff.runs.model_files import located
     from fastdiff.runs.notices import find_device_notices, find_notices, find_source_notices
     from fastdiff.runs.output import Output
@@ -119,6 +120,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
         require_stdout()
     source = None if args.source is None else Recorded.read(args.source)
     request = located(Request.from_flags(vars(args), source), source, args.models_dir)
+    request = with_embeddings_here(request, source, args.embedding_dir)
     if args.resume and request.seed == "random":
         raise InputError("--resume cannot repeat random seeds; give the seeds of the interrupted run with --seed")
     run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)

@@ -26,6 +26,7 @@ from fastdiff.pipelines.drawing import Drawing, DrawingOptions
 from fastdiff.pipelines.folders import FromFolder
 from fastdiff.pipelines.signatures import CALLS, by_name
 from fastdiff.requests.defaults import LIBRARY, ModelFacts, Sampling, SamplingOptions, complete_sampling
+from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.request import Request
 from fastdiff.samplers.shared.noise import Noise, check_generators
 from fastdiff.samplers.shared.schedule import Schedule
@@ -260,9 +261,9 @@ class Pipeline(FromFolder):
 
 
 def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bool = False) -> Pipeline:
-    """Load the pipeline of a model folder as a request asks: its scheduler, dtype, variant and precision.
+    """Load the pipeline of a model folder as a request asks: its scheduler, dtype, variant, precision and embeddings.
 
-    Raises as `Pipeline.from_card`.
+    Raises as `Pipeline.from_card` and `load_textual_inversion`.
     """
     load = Load.of(
         device=device,
@@ -272,4 +273,8 @@ def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bo
         offload=offload,
         scheduler=request.scheduler,
     )
-    return Pipeline.from_card(card, load)
+    pipe: Any = Pipeline.from_card(card, load)  # a pipeline without prompts refuses embeddings
+    for text in request.embedding:
+        file, token = FileOption.parse(text)
+        pipe.load_textual_inversion(file, token=token)
+    return pipe

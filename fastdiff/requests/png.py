@@ -10,7 +10,7 @@ import re
 import stat
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 from fastdiff.arguments import shown
 from fastdiff.checkpoints.json_files import parse_json
 from fastdiff.errors import InputError
+from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.record import check_types
 from fastdiff.sampler_names import A1111_NAMES
 
@@ -109,12 +110,20 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         "VAE hash": record["vae_hash"][:10] if record.get("vae_hash") else None,
         "VAE": _last_part(record["vae"]) if record.get("vae") else None,
         "Clip skip": record["clip_skip"] + 1 if record.get("clip_skip") else None,
+        "TI hashes": _embeddings(record.get("embedding") or (), record.get("embedding_hashes") or ()),
         "Precision": record.get("precision"),
         "Version": version and f"fastdiff {version}",
         "Eta": record.get("eta") or None,
         **_axes(record.get("axes", {})),
     }
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def _embeddings(names: Sequence[str], digits: Sequence[str]) -> str | None:
+    """Return the tokens and hashes of embeddings in quotes, "cat: 0123456789ab, dog: ...", as A1111 writes them."""
+    tokens = [re.sub(r"[,:\s]+", " ", FileOption.parse(name).value or "") for name in names]
+    listed = ", ".join(f"{token}: {each[:12]}" for token, each in zip(tokens, digits, strict=False))
+    return json.dumps(_harmless(listed)) if listed else None
 
 
 def _model(name: str) -> str:

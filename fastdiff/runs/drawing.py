@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import fastdiff
 from fastdiff.checkpoints.model_card import ModelCard
@@ -17,6 +17,7 @@ from fastdiff.checkpoints.single_files.cards import FileOptions, find_card
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import Defaults
 from fastdiff.requests.request import PROMPT_SETTINGS, Request
+from fastdiff.runs.embeddings import embedding_files
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from fastdiff.diffusion.results import Step, Streams
+
+Hashes: TypeAlias = "Future[str] | list[Future[str]]"  # of one file, or of several
 
 
 @dataclass(frozen=True)
@@ -106,18 +109,29 @@ class Records:
 
     def of(self, cell: Cell, image: "Image") -> dict[str, Any]:
         """Return the settings of a finished picture. With a prompt, this waits for the hashes."""
-        own = {"seed": cell.seed, "label": cell.label_name, "width": image.width, "height": image.height}
+        own: dict[str, Any] = {
+            "seed": cell.seed,
+            "label": cell.label_name,
+            "width": image.width,
+            "height": image.height,
+        }
         if cell.prompt is not None:
-            own |= {"prompt": cell.prompt} | {name: digits.result() for name, digits in self._hashes.items()}
+            own |= {"prompt": cell.prompt} | {name: _results_of(digits) for name, digits in self._hashes.items()}
         return self._shared | own
 
 
-def begin_hashes(run: Run) -> dict[str, "Future[str]"]:
+def _results_of(digits: Hashes) -> str | list[str]:
+    return [each.result() for each in digits] if isinstance(digits, list) else digits.result()
+
+
+def begin_hashes(run: Run) -> dict[str, Hashes]:
     """Begin to compute the hashes that the records of pictures with prompts hold. `Records` finds them begun."""
     if not run.card.reads_text:
         return {}
     vae = {} if run.request.vae is None else {"vae_hash": begin_sha256([Path(run.request.vae)])}
-    return {"model_hash": begin_hash(run.card, run.request.variant), **vae}
+    embeddings = [begin_sha256([path]) for path in embedding_files(run.request)]
+    own = {"embedding_hashes": embeddings} if embeddings else {}
+    return {"model_hash": begin_hash(run.card, run.request.variant), **vae, **own}
 
 
 def draw(run: Run, pipe: "Streams", records: Records | None = None, *, wait: bool = True) -> Iterator[Progress]:

@@ -9,6 +9,7 @@ from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.requests.png import Recorded, numerics_notice
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run
+from fastdiff.runs.embeddings import changed_embeddings, teach_tokens
 from fastdiff.runs.model_files import other_file_notices
 from fastdiff.text.tokenizer import CLIPTokenizer
 
@@ -22,12 +23,13 @@ _LORA = re.compile(r"<(?:lora|lyco):[^<>\n]{1,100}>")  # as A1111 writes them in
 def find_notices(run: Run) -> list[str]:
     """Return notices of parts that are not run, LoRA tags, empty and cut prompts, negative prompts without effect.
 
-    InputError for a tokenizer whose files are missing or damaged.
+    InputError for a tokenizer whose files are missing or damaged, and for an embedding whose token it refuses.
     """
     lines = run.card.notices
     if not run.request.prompt:
         return lines
     tokenizers = [CLIPTokenizer(run.card.folder / part.name) for part in run.card.tokenizers]
+    teach_tokens(run.request, tokenizers)
     texts = [("prompt", prompt) for prompt in run.request.prompt]
     if not all(text.strip() for text in run.request.prompt):
         lines.append(EMPTY)
@@ -44,7 +46,8 @@ def find_source_notices(source: Recorded | None, request: Request) -> list[str]:
     if source is None:
         return []
     numerics = numerics_notice(source.settings, source.path)
-    return [*filter(None, [numerics]), *other_file_notices(source, request)]
+    files = *other_file_notices(source, request), *changed_embeddings(source, request)
+    return [*filter(None, [numerics]), *files]
 
 
 def find_device_notices(device: "torch.device") -> list[str]:

@@ -17,13 +17,14 @@ from fastdiff.requests import png
 from fastdiff.requests.completion import Cell
 from fastdiff.requests.defaults import PRECISION
 from fastdiff.runs.drawing import Run
+from fastdiff.runs.embeddings import embedding_files
 from fastdiff.runs.sheet import sheet_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SHOWN = 3  # different settings in a message
-_UNSAID = {"precision": PRECISION}  # settings that a PNG leaves out if they have these values
+_UNSAID = {"precision": PRECISION, "embedding": []}  # settings that a PNG leaves out if they have these values
 _OF_MACHINES = ("device", "versions")  # settings that are not compared
 
 
@@ -71,13 +72,14 @@ def is_same_grid(run: Run, path: Path, columns: int, since: int) -> bool:
 
 
 def last_change(run: Run) -> int:
-    """Return when a file of a local model was last changed, in nanoseconds, and 0 for other models.
+    """Return when a file of a local model or an embedding was last changed, in nanoseconds, and 0 without any.
 
     The name of a hub model comes with its revision, so its settings say which weights drew a picture.
     """
-    if not os.path.isdir(run.request.model):
-        return 0
-    return max(os.stat(file).st_mtime_ns for file in find_files(run.card, run.request.variant))
+    files = {*embedding_files(run.request)}
+    if os.path.isdir(run.request.model):
+        files |= find_files(run.card, run.request.variant)
+    return max((os.stat(file).st_mtime_ns for file in files), default=0)
 
 
 def holds(path: Path, record: Mapping[str, Any]) -> bool:

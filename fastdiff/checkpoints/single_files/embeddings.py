@@ -58,6 +58,12 @@ class Embedding:
         return all(each.key in OF_ENCODERS for each in self.tensors.values())
 
     @property
+    def summary(self) -> str:
+        """The embedding in a line of a list."""
+        count = f"{self.vectors} vector{'' if self.vectors == 1 else 's'}"
+        return f"embedding for {self.base}, token {self.token}, {count}"
+
+    @property
     def base(self) -> str:
         """The model that it was trained for, in words."""
         return kinds.SDXL if self.is_of_sdxl else base_of_width(next(iter(self.tensors.values())).width)
@@ -88,6 +94,14 @@ def read_embedding(path: str | Path) -> Embedding:
             raise InputError(f"{path}: {shown(key)} has the dtype {tensor.dtype}, not of real numbers; {REMEDY}")
     shapes = {key: tensor.shape for key, tensor in header.tensors.items()}
     return recognise(shapes, str(path), path.stem)
+
+
+def if_embedding(path: str | Path) -> Embedding | None:
+    """Return the embedding in a file, or None for any other file."""
+    try:
+        return read_embedding(path)
+    except InputError:
+        return None
 
 
 def _check_other_kinds(path: Path) -> None:

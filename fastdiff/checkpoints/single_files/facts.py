@@ -1,11 +1,13 @@
 """The facts of a single file that `fastdiff info` prints. Only the header is read, and for the hash the whole file."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.checkpoints.single_files import kinds
 from fastdiff.checkpoints.single_files.cards import guessed_prediction
+from fastdiff.checkpoints.single_files.embeddings import Embedding
 from fastdiff.checkpoints.single_files.reading import SingleFile
 
 QUICK = 2**28  # bytes that are hashed in less than a second
@@ -27,6 +29,14 @@ def read_facts(file: SingleFile, *, with_hash: bool | None = None) -> dict[str, 
         facts |= {"SHA-256": digits, "AutoV2": digits[:10].upper()}
     facts["metadata"] = file.header.metadata or None
     return {name: value for name, value in facts.items() if value not in (None, {})}
+
+
+def embedding_facts(path: Path, embedding: Embedding) -> dict[str, Any]:
+    """Return the facts of an embedding's file, as JSON values."""
+    digits, vectors = file_hash(path), embedding.vectors
+    facts = {"file": str(path), "bytes": os.path.getsize(path), "kind": "embedding (textual inversion)"}
+    facts |= {"base model": embedding.base, "token": embedding.token, "vectors": vectors}
+    return facts | {"SHA-256": digits, "AutoV2": digits[:10].upper()}
 
 
 def _prediction(file: SingleFile) -> str | None:
