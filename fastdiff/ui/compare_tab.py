@@ -86,10 +86,10 @@ class CompareTab:
         status = gr.HTML(note("Choose two settings and press Compare."), elem_classes="status", padding=True)
         with gr.Row():
             results = Result.build("A"), Result.build("B")
-        form = Form.build(engine.catalogue, card, limits)
         slider = gr.ImageSlider(
             label="A and B (drag to compare)", format="png", interactive=False, max_height=400, visible=False
         )
+        form = Form.build(engine.catalogue, card, limits)
         controls = RunControls.build("Compare")
         tab = cls(engine, form, session, timer, controls, status, slider, results)
         tab._connect()

@@ -221,8 +221,9 @@ class HistoryTab:
         self, session: Session, text: Any, model: Any, day: Any, only_favourites: Any, request: gr.Request
     ) -> Updates:
         """Show the first page of the pictures that the fields choose."""
-        session.search = Search.of_page(text, model, day, only_favourites)
-        return self.show(session, 1, request)
+        before, session.search = session.search, Search.of_page(text, model, day, only_favourites)
+        is_new = session.search != before  # Gradio also sends an event when the focus leaves a list
+        return self.show(session, 1, request) if is_new else {self.status: gr.skip()}
 
     def refresh(self, session: Session, chosen: Drawn | None, request: gr.Request) -> Updates:
         """Show the page with new pictures; an enlarged picture stays enlarged."""
@@ -334,8 +335,7 @@ class HistoryTab:
 
     def write_zip(self, session: Session, request: gr.Request) -> Updates:
         """Write the selected pictures into a ZIP for the browser."""
-        shelf = session.shelf(request).folder
-        return self._write(session, lambda folder, paths: write_zip(folder, shelf, paths, self.kept))
+        return self._write(session, lambda to, paths: write_zip(to, session.shelf(request).folder, paths, self.kept))
 
     def write_grid(self, session: Session) -> Updates:
         """Write the selected pictures into one picture for the browser."""

@@ -52,7 +52,10 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 .side .form { min-width: min(320px, 100%) !important }
 .side > .form:has(+ .steps) { min-width: 160px !important; flex: 0 1 160px !important }
 .side > .steps { flex: 0 1 128px } .side > .steps + .form { flex: 1 1 700px !important }
-.side .steps .block { min-width: 0 !important } .side .steps .form label.block { grid-template-columns: 1fr 60px }
+.side .steps .block { min-width: 0 !important }
+.side .head { gap: 8px; flex-wrap: nowrap } .side .head label { min-width: max-content }
+.side .head input { width: 56px; min-width: 0 }
+.side .steps .form label.block { grid-template-columns: 1fr 60px }
 .side [data-testid="block-info"] { margin-bottom: 4px }
 .side :is(.info-text, .min_value, .max_value, .reset-button) { display: none }  /* only in Draw, which has more room */
 .side { align-items: start } .side > .block:has(h3) { flex: 0 0 24px; min-width: 24px }
@@ -86,7 +89,9 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
     content: "The picture appears here"; color: var(--body-text-color-subdued) }
 
 /* The buttons and the status line lie above pictures and labels, whose z-indexes are 20 and 40. */
-.gradio-container { @media (max-width: 640px) { padding-bottom: 72px !important } }  /* room for .actions */
+.gradio-container { @media (max-width: 640px) {
+    padding-bottom: 72px !important;  /* room for .actions, and what has the focus scrolls out from under them */
+    * { scroll-margin-bottom: 80px } &:has(.actions :is(li, .problem)) * { scroll-margin-bottom: 200px } } }
 .gradio-container { overflow: clip !important }  /* hidden would disable position: sticky */
 .actions { position: sticky; bottom: 0; z-index: 41; padding: 8px 0; gap: 4px !important;
            background: var(--body-background-fill) }
@@ -114,7 +119,6 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 @media (max-width: 640px) {
     .actions { position: fixed; left: 0; right: 0; margin: 0 !important; padding: 8px 16px;
                border-top: 1px solid var(--border-color-primary) }
-    .stage-column { scroll-margin-bottom: 80px }
     .enlarged, .live { height: 170px !important }
     #status { min-height: 84px !important }
     #history-page { flex-grow: 1 !important }
@@ -142,7 +146,8 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 @media (max-width: 640px) { .grid-container { --grid-cols: 2 !important } }
 """
 
-# keydown: Ctrl+Enter starts a run. On Tab, Gradio would open a dropdown and leave it open over the form. Escape and the
+# keydown: Ctrl+Enter starts a run. On Tab, Gradio would open a dropdown and leave it open over the form, and the focus
+#   would go into its long list, which then closes. Tab passes pictures that lie behind the enlarged one. Escape and the
 #   arrow keys go to the stage, unless a field or the tab list needs them.
 # keypress: Shift+Enter begins a line in a prompt, like Enter; Gradio would submit the prompt.
 # click: a double click on a button that starts a run counts as one click.
@@ -154,7 +159,17 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 # MutationObserver: Gradio has no roles for groups, and none for an empty stage. It builds a tab when it is opened.
 JS = f"""
 () => {{
+    const passCovered = () => {{
+        for (const list of document.querySelectorAll("[role=listbox]")) list.tabIndex = -1;
+        for (const stage of document.querySelectorAll(".stage")) {{
+            const isCovered = Boolean(stage.querySelector(".preview")?.checkVisibility());
+            for (const tile of stage.querySelectorAll(".thumbnail-lg")) tile.tabIndex = isCovered ? -1 : 0;
+            const strip = [...stage.querySelectorAll(".thumbnail-small")];
+            for (const each of strip) each.tabIndex = strip.length > 1 ? 0 : -1;  // a single one is transparent
+        }}
+    }};
     addEventListener("keydown", (event) => {{
+        if (event.key === "Tab") passCovered();
         const draws = event.key === "Enter" && (event.ctrlKey || event.metaKey);
         if (draws || (event.key === "Tab" && event.target.role === "combobox")) event.stopPropagation();
         const button = [...document.querySelectorAll("button.primary")].find((each) => each.checkVisibility());

@@ -79,13 +79,16 @@ def test_pictures_stand_side_by_side_above_the_settings(page, tmp_path, width):
     fill(page, {numbers(page, "Steps").nth(i): "1" for i in (0, 1)})
     page.get_by_role("button", name="Compare", exact=True).click()
     settings(page).get_by_text("Pixel difference").wait_for()
+    page.get_by_test_id("imageslider-image").first.wait_for()
 
     def are_side_by_side_and_above():
         one, other = (page.locator(".enlarged").locator("visible=true").nth(i).bounding_box() for i in (0, 1))
         fields = [combobox(page, name) for name in ("Model", "Scheduler")]
         highest = min(field.nth(i).bounding_box()["y"] for field in fields for i in (0, 1))
         in_order = one["x"] + one["width"] <= other["x"] and other["x"] + other["width"] <= width
-        return in_order and one["y"] == other["y"] and one["y"] + one["height"] <= highest
+        slider = page.get_by_test_id("imageslider-image").first.bounding_box()
+        is_between = one["y"] + one["height"] <= slider["y"] and slider["y"] + slider["height"] <= highest
+        return in_order and one["y"] == other["y"] and is_between
 
     until(page, are_side_by_side_and_above)
     until(page, lambda: page.evaluate("document.documentElement.scrollWidth") <= width)
