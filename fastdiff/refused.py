@@ -94,9 +94,7 @@ OF_PIPELINES = {
     "enable_freeu": _FREEU,
     **dict.fromkeys(
         (
-            *("load_lora_weights", "unload_lora_weights", "save_lora_weights", "lora_state_dict", "fuse_lora"),
-            *("unfuse_lora", "set_adapters", "get_active_adapters", "get_list_adapters", "delete_adapters"),
-            *("enable_lora", "enable_lora_hotswap", "set_lora_device", "write_lora_layers", "pack_weights"),
+            *("save_lora_weights", "lora_state_dict", "write_lora_layers", "pack_weights"),
             *("load_lora_into_unet", "load_lora_into_text_encoder"),
         ),
         _LORA,

@@ -5,7 +5,7 @@ do not keep that promise, so the CPU path computes each picture on its own, with
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -61,11 +61,13 @@ def denoise(
     Raises OutOfMemoryError.
     """
     seeds = noise if isinstance(noise, Tensor) else None
-    loop = _Loop(denoiser, schedule, conditions, seeds)
+    loop = _Loop(denoiser, schedule, conditions, seeds, denoiser.weights_state)
     if known is not None:
         x_t = known.set_in(x_t.clone())  # the caller may own x_t
     kept = {"earlier": x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:])} if schedule.multistep else {}
     for i, draws in enumerate(schedule.draws_noise):
+        if loop.weights != denoiser.weights_state:  # adapters have changed what was computed before the loop
+            loop = replace(loop, weights=denoiser.weights_state)
         z = noise() if draws and not isinstance(noise, Tensor) else None
         x_t, x0, *earlier = _join(portions.map(functools.partial(loop.take_step, x_t, i, z, **kept), len(x_t)))
         kept = {"earlier": earlier[0]} if earlier else {}
@@ -170,6 +172,7 @@ class _Loop:
     schedule: Schedule
     conditions: Conditions
     seeds: Tensor | None  # (N,) int64, on the model's device; None if a generator draws the noise
+    weights: Hashable  # the denoiser's `weights_state` that the conditioning is computed with
 
     @functools.cached_property
     def table(self) -> ConditioningTable:

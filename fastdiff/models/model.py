@@ -29,6 +29,7 @@ from fastdiff.execution.replaying.trees import Function, Plainly
 from fastdiff.kernels.host.compiling import get_ready
 from fastdiff.kernels.host.weights import Quantised
 from fastdiff.kinds import Precision
+from fastdiff.models.blocks.protocols import MergingLike
 from fastdiff.models.surface import Surface
 from fastdiff.schema import checked, option_names, signature
 
@@ -100,6 +101,7 @@ class Model(Surface, metaclass=_Building):
         self.conversions: Mapping[str, weights.Conversion] = {}
         # our name -> diffusers' live parameter, if a conversion of it must follow its changes
         self.sources: Mapping[str, Tensor] = {}
+        self.merging: MergingLike | None = None  # once an adapter has been loaded
         self.is_shared = False  # whether the weights are also the memory of another model's parameters
         self._graphs: dict[Hashable, Graphed | Programmed] = {}
         self._plain_place: tuple[dict[str, nn.Parameter | None], str] | None = None  # where `_plain` is
@@ -290,6 +292,11 @@ class Model(Surface, metaclass=_Building):
         return self._plain.device
 
     @property
+    def weights_state(self) -> Hashable:
+        """Identify what adapters have made of the weights. Equal states of one model mean equal weights."""
+        return None if self.merging is None else self.merging.state
+
+    @property
     def _plain(self) -> Tensor:
         """A bias or the weight of a norm. Its place is looked up once, because each call reads it several times."""
         if self._plain_place is None:
@@ -326,8 +333,21 @@ class Model(Surface, metaclass=_Building):
         self.release_graphs()  # they hold the parameters' old addresses
         super()._apply(*args, **kwargs)
         self._lay_out()  # the layout may depend on dtype and device
+        if self.merging is not None:
+            self.merging.follow_dtype()
         _prepare_kernels(self.device)
         return self
+
+    def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Return the weights by our names, as `torch.nn.Module.state_dict` does: those that were loaded, not merged."""
+        state = super().state_dict(*args, prefix=prefix, **kwargs)
+        return state if self.merging is None else self.merging.as_loaded(state, prefix)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load weights by our names, as `torch.nn.Module.load_state_dict` does. InputError if adapters are loaded."""
+        if self.merging is not None:
+            raise InputError("load_state_dict: adapters have changed the model; load the weights into a new model")
+        return super().load_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_graphs": {}}  # a copy of the model makes its own

@@ -96,7 +96,7 @@ class TextEncoders:
         Raises InputError if there are not so many layers, and NonFiniteError if an encoder's output has NaN or
         infinity.
         """
-        key = tuple(texts), clip_skip, *(model.times_changed for model in self.models)
+        key = tuple(texts), clip_skip, *((model.weights_state, model.times_changed) for model in self.models)
         if key in self._remembered:
             self._remembered.move_to_end(key)
             return self._remembered[key]

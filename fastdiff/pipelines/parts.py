@@ -1,8 +1,8 @@
 """Parts: the models and the scheduler of a pipeline, their device, offloading and decoding."""
 
 import copy
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -218,11 +218,18 @@ class Parts:
         self._gpu = gpu
         return self
 
-    def _working(self, *models: Model | None) -> AbstractContextManager[None]:
-        """Return a context in which the models are on the GPU. It does nothing if the pipeline is not offloaded."""
+    @contextmanager
+    def _working(self, *models: Model | None) -> Iterator[None]:
+        """Keep the models on the GPU during the block. It does nothing if the pipeline is not offloaded."""
         if self._gpu is None:
-            return nullcontext()
-        return on_gpu({model: model.release_graphs for model in models if model is not None}, self._gpu)
+            yield
+            return
+        there = {model: model.weights_state for model in models if model is not None}
+        with on_gpu({model: model.release_graphs for model in there}, self._gpu):
+            yield
+        for model, state in there.items():
+            if model.merging is not None and model.weights_state != state:  # the host's weights are from before
+                model.merging.write_again()
 
     def _release_graphs(self) -> None:
         for model in self.models:

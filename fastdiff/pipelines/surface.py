@@ -108,9 +108,6 @@ class Surface(Refusing, Parts):
     def disable_freeu(self) -> None:
         """Accepted and without effect: FreeU is never on."""
 
-    def disable_lora(self) -> None:
-        """Accepted and without effect: LoRA is never on."""
-
     @property
     def model_cpu_offload_seq(self) -> str:
         """The names of the models in the order in which they run, such as "text_encoder->unet->vae"."""

@@ -22,7 +22,8 @@ from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
 from fastdiff.models.coding import Autoencoder
 from fastdiff.models.model import Model
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
-from fastdiff.pipelines.base import LastRun, Pipeline
+from fastdiff.pipelines.adapting import Adapting, scale_of
+from fastdiff.pipelines.base import LastRun
 from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback
 from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
 from fastdiff.pipelines.encoding import TextEncoders
@@ -47,13 +48,11 @@ REFUSED = {  # arguments of other pipelines and of diffusers, and why they are r
     "denoising_end": "it hands over to SDXL's refiner, which is not supported; leave it out",
     "ip_adapter_image": "IP-Adapters are not supported; leave it out",
     "ip_adapter_image_embeds": "IP-Adapters are not supported; leave it out",
-    "cross_attention_kwargs": "attention processors are not supported; leave it out",
-    "lora_scale": "LoRA is not supported; leave it out",
 }
 TEXT_PARTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 
 
-class TextToImagePipeline(TextualInversion, Pipeline):
+class TextToImagePipeline(TextualInversion, Adapting):
     """Text-to-image pictures, as diffusers' StableDiffusionPipeline and StableDiffusionXLPipeline draw them.
 
     A prompt and a seed give the same bits whatever the batch size, and wherever in the batch they are. A `generator`
@@ -62,10 +61,9 @@ class TextToImagePipeline(TextualInversion, Pipeline):
 
     reads_text: ClassVar[bool] = True
     text_encoder_name, unet_name = TEXT_ENCODER.name, UNET_CONDITION.name
-    lora_scale, num_fused_loras = 1.0, 0  # LoRA is not supported
-    fused_loras: ClassVar[frozenset[str]] = frozenset()
     interrupt = False  # a run is interrupted by leaving the loop over `stream`
-    cross_attention_kwargs = denoising_end = None  # not supported, so always None
+    cross_attention_kwargs: Any = None  # of the last call
+    denoising_end = None  # not supported, so always None
     safety_checker = feature_extractor = image_encoder = None  # not run
     optional_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     denoiser: UNet2DConditionModel
@@ -169,6 +167,7 @@ class TextToImagePipeline(TextualInversion, Pipeline):
         num_images_per_prompt: int = LIBRARY.pictures,
         callback_on_step_end: Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
+        cross_attention_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Iterator[Step]:
         """Draw pictures and yield a `Step` after each step. The last step has the finished `images`.
@@ -190,6 +189,7 @@ class TextToImagePipeline(TextualInversion, Pipeline):
                 It may be one of diffusers.callbacks.
             callback_on_step_end_tensor_inputs: any of `"latents"` and `"prompt_embeds"`, and for SDXL also
                 `"add_text_embeds"` and `"add_time_ids"`.
+            cross_attention_kwargs: `{"scale": s}` multiplies the weights of all active adapters by s in this call.
             options: more arguments, with the names of diffusers: those of `Pipeline.stream` except
                 `use_clipped_model_output`; `prompt_2`, `negative_prompt_2`, `prompt_embeds`, `pooled_prompt_embeds`,
                 `negative_prompt_embeds`, `negative_pooled_prompt_embeds` and `clip_skip`; and for SDXL `original_size`,
@@ -205,11 +205,13 @@ class TextToImagePipeline(TextualInversion, Pipeline):
         of_sdxl = self.encoders.of_sdxl
         tensor_names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, of_sdxl=of_sdxl)
         rescale = checked("guidance_rescale", guidance_rescale, Fraction)
+        lora_scale = scale_of(cross_attention_kwargs)
         subjects = Subjects("prompt", range(prompts.count), "num_images_per_prompt", num_images_per_prompt)
         drawing = self._begin(asked, subjects)
         self._last = self._last_run._replace(guidance_rescale=rescale, clip_skip=options.get("clip_skip"))
+        self._lora_scale, self.cross_attention_kwargs = lora_scale, cross_attention_kwargs
         scale = drawing.sampling.guidance_scale
-        with naming_lost_device(), self._working(*self.encoders.models):
+        with naming_lost_device(), self._encoding(lora_scale):
             time_ids = sizes.time_ids(*self._told_size(asked, drawing.shape)) if of_sdxl else None
             conditions = make_conditions(
                 prompts, drawing.subjects, scale, rescale, time_ids, self.denoiser, self.device
@@ -219,7 +221,8 @@ class TextToImagePipeline(TextualInversion, Pipeline):
             running = RunningPipeline(self, len(drawing.schedule), scale)
             timesteps = drawing.schedule.timesteps
             after_step = StepCallback(running, callback_on_step_end, tensor_names, timesteps, conditions)
-        return self._run(drawing, drawing.denoise(self.denoiser, conditions, after_step=after_step))
+        steps = drawing.denoise(self.denoiser, conditions, after_step=after_step)
+        return self._run(drawing, self._scaled_steps(steps, lora_scale))
 
     def encode_prompt(self, *args: Any, **options: Any) -> tuple[Tensor | None, ...]:
         """Encode prompts, as `encode_prompt` of diffusers' StableDiffusionPipeline or StableDiffusionXLPipeline.
@@ -229,7 +232,8 @@ class TextToImagePipeline(TextualInversion, Pipeline):
             options: `prompt`, `negative_prompt`, `prompt_embeds`, `negative_prompt_embeds` and `clip_skip`, for SDXL
                 also `prompt_2`, `negative_prompt_2` and the pooled embeddings, as in a call. `device` defaults to the
                 pipeline's, `num_images_per_prompt` (rows for each prompt) to 1, and `do_classifier_free_guidance`
-                (whether to encode the negative prompts) to True.
+                (whether to encode the negative prompts) to True. `lora_scale` multiplies the weights of all active
+                adapters.
 
         Returns:
             (prompt_embeds, negative_prompt_embeds), each (N, L, C); for SDXL also (pooled_prompt_embeds,
@@ -238,15 +242,21 @@ class TextToImagePipeline(TextualInversion, Pipeline):
         Raises InputError for an argument that is wrong, and NonFiniteError as `stream`.
         """
         options = by_name(ENCODE_PROMPT[self._usual_class()], args, options, "encode_prompt")
-        known = names_of(PromptOptions) | {"device", "num_images_per_prompt", "do_classifier_free_guidance"}
+        known = names_of(PromptOptions) | {
+            "device",
+            "num_images_per_prompt",
+            "do_classifier_free_guidance",
+            "lora_scale",
+        }
         options = accepted(options, known, REFUSED, "text encoders")
         device = options.get("device")
         device = self.device if device is None else resolve_device(device)
         count = checked("num_images_per_prompt", options.get("num_images_per_prompt", 1), Pictures | None) or 1
         guided = checked("do_classifier_free_guidance", options.get("do_classifier_free_guidance", True), bool)
+        scale = checked("lora_scale", options.get("lora_scale"), float | None)
         told, zeros = options_of(PromptOptions, options), self.zeros_for_no_prompt
         prompts = Prompts(told, self.encoders, self.denoiser.config, zeros_for_none=zeros)
-        with naming_lost_device(), self._working(*self.encoders.models):
+        with naming_lost_device(), self._encoding(1.0 if scale is None else scale):
             return prompts.stacked(count, device, negative=guided)
 
     @property

@@ -37,7 +37,7 @@ FLOORS = (
     ("models",),
     ("diffusion",),  # the models do not import it
     ("samplers", "models.blocks", "ui.history", "ui.parts", "ui.queueing", "ui.serving"),
-    ("requests", "text"),
+    ("requests", "text", "adapters"),
     ("checkpoints",),
     ("execution",),
     ("kernels",),

@@ -66,6 +66,7 @@ _UNET = {
     "out.2": "conv_out",
 }
 _UNET_BLOCK = re.compile(r"(input|output)_blocks\.(\d{1,3})\.(\d)\.(.+)")
+_FLAT_BLOCK = re.compile(r"^(input|output)_blocks_(\d{1,3})_(\d)_")
 _VAE_BLOCK = re.compile(r"(encoder|decoder)\.(?:down|up)\.(\d{1,3})\.(?:block\.(\d{1,3})|downsample|upsample)\.(.+)")
 _VAE_MIDDLE = re.compile(r"(encoder|decoder)\.mid\.(block|attn)_(\d)\.(.+)")
 _VAE_ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
@@ -112,6 +113,21 @@ def _of_unet(key: str, config: Any) -> list[Named]:
     if slot == "0":
         return [(f"{block}.resnets.{place}.{_renamed(rest, _RESNET)}", Source(key))]
     return [(f"{block}.attentions.{place}.{rest}", Source(key))]
+
+
+def flat_module(name: str, config: UNet2DConditionConfig) -> str:
+    """Return diffusers' name of a U-Net's module for LDM's name, both with `_` for each dot.
+
+    Other names are returned as they are.
+    """
+    dotted = _FLAT_BLOCK.sub(r"\1_blocks.\2.\3.", name)
+    for stem in _UNET:
+        dotted = re.sub(rf"^{stem.replace('.', '_')}(?:_|$)", f"{stem}.", dotted)
+    for stem in _RESNET:
+        dotted = re.sub(rf"\.{stem.replace('.', '_')}$", f".{stem}", dotted)
+    named = _of_unet(f"{dotted.removesuffix('.')}.weight", config)[0]
+    assert named is not None
+    return named[0].removesuffix(".weight").replace(".", "_")
 
 
 def _layers(config: UNet2DConditionConfig) -> int:

@@ -13,6 +13,27 @@ from fastdiff.checkpoints.configs.autoencoder import AutoencoderConfig
 from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 
 
+class MergingLike(Protocol):
+    """The adapters in a model's weights: `fastdiff.adapters.merging.Merging`."""
+
+    @property
+    def state(self) -> Hashable:
+        """Identify what the adapters have made of the weights."""
+        ...
+
+    def as_loaded(self, state: dict[str, Any], prefix: str) -> dict[str, Any]:
+        """Return a state dict of the model with the weights as they were loaded."""
+        ...
+
+    def write_again(self) -> None:
+        """Merge all weights again, because the model's memory does not hold what was written last."""
+        ...
+
+    def follow_dtype(self) -> None:
+        """Merge again from converted weights, if the model's dtype has changed."""
+        ...
+
+
 class DenoiserLike(Protocol):
     """The model that is called at each step."""
 
@@ -24,6 +45,11 @@ class DenoiserLike(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def weights_state(self) -> Hashable:
+        """Identify what adapters have made of the weights."""
+        ...
 
     def embed(self, timesteps: Tensor, class_labels: Tensor | None, prompt: Prompt | None) -> Tensor:
         """Return `Conditioning.temb` (M, conditioning_width) for timesteps (M,)."""

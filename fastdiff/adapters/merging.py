@@ -1,0 +1,157 @@
+"""Merge adapters into the weights of a loaded model, in place: kernels and CUDA graphs read the same memory as before.
+
+W + sum of factor_i * scale_i * delta_i is computed in float32 from the weight W as it was loaded, rounded once, and
+copied over the weight. The loaded weights that an adapter touches are kept, so that the very bits come back. They take
+as much memory as these weights, on the model's device.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastdiff.adapters.factors import ONE, Factor
+from fastdiff.adapters.updates import DoRA, Update
+from fastdiff.checkpoints.weights import diffusers_keys, split_stacked
+from fastdiff.errors import NonFiniteWeightsError
+
+Updates = Mapping[str, Update]  # by diffusers' key of the weight
+_Recipe = tuple[tuple[Update, float], ...]  # what is added to a weight
+_UNKNOWN: _Recipe = ((Update(), 0.0),)  # equals no recipe
+
+
+class Merging:
+    """The adapters of one model. All changes wait for `write`, which computes only the weights that change."""
+
+    def __init__(self, model: nn.Module):
+        self._model = model
+        # diffusers' key -> our parameter, which may stack several
+        self._names = {key: name for name in model.state_dict() for key in diffusers_keys(model, name)}
+        self.adapters: dict[str, Updates] = {}
+        self.active: dict[str, Factor] = {}  # in the order in which they are added
+        self.is_enabled = True
+        self.scale = 1.0  # of a call, for all active adapters
+        self.fused: dict[str, tuple[Updates, Factor]] = {}  # by adapter; the layers of these ignore `active`
+        self._loaded: dict[str, Tensor] = {}  # our parameters as they were loaded, if an adapter has touched them
+        self._written: dict[str, _Recipe] = {}  # by diffusers' key
+        self._generation = 0  # counts changes of the updates themselves
+
+    @property
+    def state(self) -> Hashable:
+        """Identify what the merged weights depend on. Equal states mean equal weights."""
+        active = tuple(self.active.items()) if self.is_enabled else ()
+        fused = tuple((name, factor) for name, (_, factor) in self.fused.items())
+        return self._generation, fused, active, self.scale if active else 1.0
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the adapters and how they are used, for `go_back_to`."""
+        return {name: copy(vars(self)[name]) for name in ("adapters", "active", "is_enabled", "fused", "_generation")}
+
+    def go_back_to(self, snapshot: dict[str, Any] | None) -> None:
+        """Undo all changes since a snapshot; None: since the beginning."""
+        vars(self).update(snapshot or {"adapters": {}, "active": {}, "is_enabled": True, "fused": {}})
+        self.write()
+
+    def scaled(self, scale: float) -> None:
+        """Multiply the factors of the active adapters by `scale`, and write."""
+        if scale != self.scale:
+            self.scale = scale
+            self.write()
+
+    def add(self, name: str, updates: Updates, *, keeps_active: bool = False) -> None:
+        """Add an adapter, or replace the one of this name. Make it the only active one, unless told otherwise."""
+        device = next(self._model.parameters()).device
+        self.adapters[name] = {key: update.to(device) for key, update in updates.items()}
+        if not keeps_active:
+            self.active = {name: ONE}
+        self._generation += 1
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Forget adapters. What is fused stays fused."""
+        for name in names:
+            self.adapters.pop(name, None)
+            self.active.pop(name, None)
+
+    def fuse(self, names: Iterable[str], scale: float) -> None:
+        """Keep adapters in the weights with their current factors, until `unfuse`."""
+        for name in names:
+            if name in self.adapters and name not in self.fused:
+                self.fused[name] = self.adapters[name], self.active.get(name, ONE).times(scale)
+
+    def keep_fused(self) -> None:
+        """Make what is fused a part of the model for good. Its weights are then the model's own."""
+        fused = {self._names[key] for updates, _ in self.fused.values() for key in updates}
+        for name in fused:
+            self._loaded.pop(name, None)
+        self._written = {key: recipe for key, recipe in self._written.items() if self._names[key] not in fused}
+        self.fused = {}
+        self._generation += 1
+
+    def _recipes(self) -> list[tuple[str, _Recipe]]:
+        """Return what is added to each weight that an adapter changes, now."""
+        fused: dict[str, list[tuple[Update, float]]] = {}
+        for updates, factor in self.fused.values():
+            for key, update in updates.items():
+                fused.setdefault(key, []).append((update, factor.of(key)))
+        active: dict[str, list[tuple[Update, float]]] = {}
+        for name, factor in self.active.items() if self.is_enabled else ():
+            for key, update in self.adapters.get(name, {}).items():
+                active.setdefault(key, []).append((update, factor.of(key) * self.scale))
+        return [(key, tuple(recipe)) for key, recipe in (active | fused).items()]
+
+    def write(self) -> None:
+        """Bring the model's weights up to date. Raises NonFiniteWeightsError, and then has changed nothing.
+
+        Raises it if a sum is beyond the range of the dtype.
+        """
+        wanted = dict(self._recipes())
+        changed = {key: wanted.get(key, ()) for key in self._written.keys() | wanted.keys()}
+        changed = {key: recipe for key, recipe in changed.items() if recipe != self._written.get(key, ())}
+        before = {key: self._written.get(key, ()) for key in changed}
+        with torch.inference_mode(False), torch.no_grad():  # so that torch counts the writes
+            written = [self._write(key, recipe) for key, recipe in changed.items()]
+            narrow = [each.aminmax() for each in written if each.dtype == torch.float16]
+            if not narrow or torch.stack([torch.stack(each) for each in narrow]).isfinite().all():
+                self._written = wanted
+                return
+            for key, recipe in before.items():
+                self._write(key, recipe)
+        raise NonFiniteWeightsError("LoRA: a merged weight is beyond the range of float16; use a smaller weight")
+
+    def _write(self, key: str, recipe: _Recipe) -> Tensor:
+        """Write one weight, and return it."""
+        name = self._names[key]
+        parameter = self._model.get_parameter(name)
+        if name not in self._loaded:
+            self._loaded[name] = parameter.detach().clone()
+        keys = diffusers_keys(self._model, name)
+        target, loaded = (split_stacked(each, keys)[key] for each in (parameter, self._loaded[name]))
+        if not recipe:
+            return target.copy_(loaded)
+        weight = loaded.to(target.device, torch.float32, copy=True).reshape(len(loaded), -1)
+        total = weight.clone() if any(isinstance(update, DoRA) for update, _ in recipe) else weight
+        for update, factor in recipe:
+            here = update if update.device == target.device else update.to(target.device)
+            here.add_to(total, weight, factor)
+        return target.copy_(total.reshape(target.shape))
+
+    def write_again(self) -> None:
+        """Write all weights that adapters change, because the model's memory does not hold what was written last."""
+        self._written = dict.fromkeys(self._written, _UNKNOWN)
+        self.write()
+
+    def follow_dtype(self) -> None:
+        """Merge again from converted weights, if the model's dtype has changed."""
+        for name, loaded in self._loaded.items():
+            dtype = self._model.get_parameter(name).dtype
+            if loaded.dtype != dtype:
+                self._loaded[name] = loaded.to(dtype)
+                self._written |= dict.fromkeys(diffusers_keys(self._model, name), _UNKNOWN)
+        self.write()
+
+    def as_loaded(self, state: dict[str, Any], prefix: str) -> dict[str, Any]:
+        """Return a state dict of the model with the weights as they were loaded."""
+        loaded = {prefix + name: each for name, each in self._loaded.items()}
+        return state | {name: each.to(state[name].device) for name, each in loaded.items()}

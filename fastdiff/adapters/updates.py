@@ -1,0 +1,144 @@
+"""Compute what an adapter adds to the weight of a layer: LoRA, DoRA, LoHa and LoKr. All arithmetic is float32.
+
+A weight (out, in) or a filter (out, in, kh, kw) is changed as a matrix (out, in kh kw). An adapter adds
+`factor * scale * delta`. `scale` comes from the file (alpha and rank), `factor` from the user.
+"""
+
+from dataclasses import dataclass, field, fields, replace
+from math import prod
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+AnyUpdate = TypeVar("AnyUpdate", bound="Update")
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """The change of one weight by an adapter. Updates compare by identity."""
+
+    def add_to(self, total: Tensor, weight: Tensor, factor: float) -> None:
+        """Add the update to `total` in place.
+
+        Args:
+            total: (out, in kh kw) float32: the weight, with the updates of other adapters.
+            weight: the same shape: the weight without any adapter. DoRA reads it.
+            factor: the user's weight of the adapter.
+        """
+        raise NotImplementedError
+
+    @property
+    def rank(self) -> int:
+        """The rank of the update, which is never more than the sizes of the weight need."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensors."""
+        return next(each.device for each in vars(self).values() if isinstance(each, Tensor))
+
+    def to(self: AnyUpdate, device: torch.device) -> AnyUpdate:
+        """Return the update with all tensors on a device, in float32."""
+        tensors = {
+            name: value.to(device, torch.float32)
+            for name in (each.name for each in fields(self))
+            if isinstance(value := getattr(self, name), Tensor)
+        }
+        return replace(self, **tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class LoRA(Update):
+    """Hu et al. 2021 (arXiv 2106.09685): up @ down. With `mid`, the product of three convolutions (LoCon)."""
+
+    down: Tensor  # (rank, in kh kw), or with `mid` (rank, in)
+    up: Tensor  # (out, rank)
+    scale: float
+    mid: Tensor | None = None  # (rank, rank, kh, kw)
+
+    @property
+    def rank(self) -> int:
+        return len(self.down)
+
+    def add_to(self, total: Tensor, weight: Tensor, factor: float) -> None:
+        down = self.down if self.mid is None else torch.einsum("rshw,si->rihw", self.mid, self.down).flatten(1)
+        total.addmm_(self.up * (self.scale * factor), down)
+
+
+@dataclass(frozen=True, eq=False)
+class DoRA(LoRA):
+    """Liu et al. 2024 (arXiv 2402.09353): LoRA that also sets the norm of each output, as peft's DoRA layers do."""
+
+    magnitude: Tensor = field(default_factory=lambda: torch.empty(0))  # (out,)
+
+    def add_to(self, total: Tensor, weight: Tensor, factor: float) -> None:
+        changed = weight.clone()
+        super().add_to(changed, weight, factor)
+        share = (self.magnitude / torch.linalg.vector_norm(changed, dim=1))[:, None]
+        total += share * changed - weight
+
+
+@dataclass(frozen=True, eq=False)
+class LoHa(Update):
+    """Hyeon-Woo et al. 2021 (arXiv 2108.06098), as LyCORIS has it: the elementwise product of two low-rank matrices."""
+
+    w1_a: Tensor  # (out, rank), or with t1 (rank, out)
+    w1_b: Tensor  # (rank, in kh kw), or with t1 (rank, in)
+    w2_a: Tensor
+    w2_b: Tensor
+    scale: float
+    t1: Tensor | None = None  # (rank, rank, kh, kw)
+    t2: Tensor | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.w1_b)
+
+    def add_to(self, total: Tensor, weight: Tensor, factor: float) -> None:
+        first = _product(self.w1_a, self.w1_b, self.t1).reshape(total.shape)
+        second = _product(self.w2_a, self.w2_b, self.t2).reshape(total.shape)
+        total.addcmul_(first, second, value=self.scale * factor)
+
+
+@dataclass(frozen=True, eq=False)
+class LoKr(Update):
+    """LyCORIS's LoKr (Yeh et al. 2023, arXiv 2309.14859): a Kronecker product, whose factors may be low-rank."""
+
+    scale: float
+    w1: Tensor | None = None  # (a, b); None: w1_a @ w1_b
+    w1_a: Tensor | None = None
+    w1_b: Tensor | None = None
+    w2: Tensor | None = None  # (out / a, in / b) or (out / a, in / b, kh, kw); None: w2_a @ w2_b
+    w2_a: Tensor | None = None
+    w2_b: Tensor | None = None
+    t2: Tensor | None = None  # (rank, rank, kh, kw)
+
+    @property
+    def rank(self) -> int:
+        return max((len(each) for each in (self.w1_b, self.w2_b) if each is not None), default=0)
+
+    def add_to(self, total: Tensor, weight: Tensor, factor: float) -> None:
+        first = self.w1 if self.w1 is not None else _product(self.w1_a, self.w1_b)
+        second = self.w2 if self.w2 is not None else _product(self.w2_a, self.w2_b, self.t2)
+        first = first.reshape(*first.shape, *(1,) * (second.ndim - 2))
+        total.add_(torch.kron(first, second.contiguous()).reshape(total.shape), alpha=self.scale * factor)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape (out, in kh kw) of the product."""
+        rows, columns = (1, 1) if self.w1 is None else self.w1.shape
+        if self.w1_a is not None and self.w1_b is not None:
+            rows, columns = len(self.w1_a), self.w1_b.shape[1]
+        if self.w2 is not None:
+            return rows * len(self.w2), columns * prod(self.w2.shape[1:])
+        assert self.w2_a is not None and self.w2_b is not None
+        if self.t2 is not None:
+            return rows * self.w2_a.shape[1], columns * self.w2_b.shape[1] * prod(self.t2.shape[2:])
+        return rows * len(self.w2_a), columns * prod(self.w2_b.shape[1:])
+
+
+def _product(left: Tensor | None, right: Tensor | None, core: Tensor | None = None) -> Tensor:
+    """Return left @ right (out, in), or with a `core` (rank, rank, kh, kw) the filter (out, in, kh, kw)."""
+    assert left is not None and right is not None
+    return left @ right if core is None else torch.einsum("ijhw,jr,ip->prhw", core, right, left)

@@ -1,0 +1,340 @@
+"""Adapting: the LoRA methods of diffusers' pipelines, as in its StableDiffusionXLLoraLoaderMixin.
+
+Nothing is compiled, captured or built again when an adapter or its weight changes: `adapters.merging` writes into the
+weights that the models already compute with.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from fastdiff.adapters.factors import ONE, Factor, factor
+from fastdiff.adapters.files import read_adapter
+from fastdiff.adapters.merging import Merging
+from fastdiff.adapters.names import PARTS, UNET
+from fastdiff.arguments import as_float, optional, shown, text
+from fastdiff.checkpoints import weights
+from fastdiff.errors import InputError
+from fastdiff.kernels.host.weights import Quantised
+from fastdiff.models.model import Model
+from fastdiff.pipelines.base import Pipeline
+from fastdiff.schema import checked
+
+AnyStep = TypeVar("AnyStep")
+
+_UNUSED = {  # arguments of diffusers' load_lora_weights that change nothing here
+    *("low_cpu_mem_usage", "use_safetensors", "unet_config", "return_lora_metadata"),
+    *("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision"),
+}
+
+
+class Adapting(Pipeline):
+    """A pipeline whose U-Net and text encoders take LoRA adapters."""
+
+    _lora_scale = 1.0
+
+    def _adaptable(self) -> dict[str, Model]:
+        """Return the models that adapters may change, by their part."""
+        parts = self.components
+        return {name: parts[name] for name in PARTS if parts.get(name) is not None}
+
+    def _mergings(self) -> dict[str, Merging]:
+        return {part: model.merging for part, model in self._adaptable().items() if isinstance(model.merging, Merging)}
+
+    def load_lora_weights(
+        self,
+        pretrained_model_name_or_path_or_dict: str | Path | Mapping[str, Tensor],
+        adapter_name: str | None = None,
+        hotswap: bool = False,
+        *,
+        weight_name: str | None = None,
+        subfolder: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Load a LoRA, LoHa or LoKr file, and make it the only active adapter, with the weight 1.
+
+        Args:
+            pretrained_model_name_or_path_or_dict: a safetensors file of diffusers, peft, kohya or LyCORIS; a folder
+                with one; or its tensors by name. Nothing is downloaded.
+            adapter_name: default: `default_0`, then `default_1` and so on.
+            hotswap: put the file in the place of the loaded adapter `adapter_name`, whatever its rank.
+            weight_name: the name of the file in a folder.
+            subfolder: of the folder.
+            kwargs: arguments of diffusers that have no effect here, such as `low_cpu_mem_usage` and those of the hub.
+
+        Raises:
+            InputError: for a file that is no LoRA of this model. Nothing has changed then.
+            NonFiniteWeightsError: for NaN or infinity in the file, and for a sum that is beyond the range of the dtype.
+        """
+        unknown = sorted(kwargs.keys() - _UNUSED)
+        if unknown:
+            raise InputError(f"{unknown[0]}: load_lora_weights has no such argument; leave it out")
+        name = self._free_name(adapter_name, hotswap=checked("hotswap", hotswap, bool))
+        given = pretrained_model_name_or_path_or_dict
+        if subfolder is not None and not isinstance(given, Mapping):
+            given = Path(given) / text("subfolder", subfolder)
+        models = self._adaptable()
+        _check_precision(models)
+        shapes = {part: _weights_of(model) for part, model in models.items()}
+        adapter = read_adapter(given, optional(text, "weight_name", weight_name), shapes, self.denoiser.config)
+        before = {part: merging.snapshot() for part, merging in self._mergings().items()}
+        try:
+            for part, updates in adapter.parts.items():
+                merging = self._mergings().get(part) or Merging(models[part])
+                models[part].merging = merging
+                merging.add(name, updates, keeps_active=hotswap)
+            if not hotswap:
+                for merging in self._mergings().values():
+                    merging.active = {name: ONE} if name in merging.adapters else {}
+            self._write()
+        except Exception:
+            for part, merging in self._mergings().items():
+                merging.go_back_to(before.get(part))
+            raise
+
+    def _free_name(self, name: str | None, *, hotswap: bool) -> str:
+        there = self._every_adapter()
+        if name is None:
+            if hotswap:
+                raise InputError("adapter_name: hotswap needs the name of a loaded adapter; give it")
+            return next(each for each in (f"default_{i}" for i in range(len(there) + 1)) if each not in there)
+        text("adapter_name", name)
+        if hotswap and name not in there:
+            raise InputError(f"adapter_name: no adapter {shown(name)} is loaded; leave out hotswap, or {_use(there)}")
+        if not hotswap and name in there:
+            raise InputError(f"adapter_name: an adapter {shown(name)} is loaded already; give another name")
+        return name
+
+    def _every_adapter(self) -> list[str]:
+        return [*dict.fromkeys(name for merging in self._mergings().values() for name in merging.adapters)]
+
+    def set_adapters(
+        self,
+        adapter_names: str | Sequence[str],
+        adapter_weights: float | Mapping[str, Any] | Sequence[Any] | None = None,
+    ) -> None:
+        """Make these adapters the active ones.
+
+        Args:
+            adapter_names: one or several.
+            adapter_weights: a number for all, or a list with one entry for each. An entry is a number, None for 1, or a
+                dict with numbers for `unet`, `text_encoder` and `text_encoder_2`. The U-Net's may be a dict of blocks:
+                `{"unet": {"down": 0.5, "mid": 1, "up": {"block_0": [0.2, 0.4, 0.6]}}}`. What a dict leaves out gets 1.
+
+        Raises InputError for unknown names and for weights that do not match, and NonFiniteWeightsError as
+        `load_lora_weights`. Nothing has changed then.
+        """
+        names = self._known("adapter_names", adapter_names)
+        given = adapter_weights if isinstance(adapter_weights, list | tuple) else [adapter_weights] * len(names)
+        if len(given) != len(names):
+            raise InputError(f"adapter_weights: {len(given)} given for {len(names)} adapters; give one for each")
+        active: dict[str, dict[str, Factor]] = {part: {} for part in self._mergings()}
+        for name, each in zip(names, given, strict=True):
+            for part, factors in active.items():
+                factors[name] = self._factor(f"adapter_weights of {shown(name)}", each, part)
+        with self._changing():
+            for part, merging in self._mergings().items():
+                merging.active = {name: each for name, each in active[part].items() if name in merging.adapters}
+
+    def _factor(self, name: str, given: Any, part: str) -> Factor:
+        if isinstance(given, Mapping):
+            unknown = [key for key in given if key not in PARTS]
+            if unknown:
+                raise InputError(f"{name}: {shown(unknown[0])} is no part of the pipeline; give {', '.join(PARTS)}")
+            given = given.get(part)
+        return factor(name, given, self.denoiser if part == UNET else None)
+
+    def _known(self, argument: str, names: str | Sequence[str]) -> list[str]:
+        there = self._every_adapter()
+        asked = [names] if isinstance(names, str) else list(names)
+        missing = [name for name in asked if name not in there]
+        if missing:
+            raise InputError(f"{argument}: no adapter {shown(missing[0])} is loaded; {_use(there)}")
+        return asked
+
+    def get_active_adapters(self) -> list[str]:
+        """Return the names of the active adapters."""
+        return [*dict.fromkeys(name for merging in self._mergings().values() for name in merging.active)]
+
+    def get_list_adapters(self) -> dict[str, list[str]]:
+        """Return the names of the loaded adapters for each part that has any."""
+        return {part: list(merging.adapters) for part, merging in self._mergings().items() if merging.adapters}
+
+    def disable_lora(self) -> None:
+        """Draw without adapters, with the bits of the plain model. They stay loaded. What is fused is taken out too."""
+        with self._changing():
+            for merging in self._mergings().values():
+                merging.is_enabled = False
+                merging.fused = {}
+
+    def enable_lora(self) -> None:
+        """Draw with the active adapters again."""
+        with self._changing():
+            for merging in self._mergings().values():
+                merging.is_enabled = True
+
+    def delete_adapters(self, adapter_names: str | Sequence[str]) -> None:
+        """Forget adapters. Raises InputError for unknown names."""
+        names = self._known("adapter_names", adapter_names)
+        with self._changing():
+            for merging in self._mergings().values():
+                merging.remove(names)
+
+    def unload_lora_weights(self) -> None:
+        """Forget all adapters. What `fuse_lora` has fused becomes part of the weights for good, as in diffusers."""
+        with self._changing():
+            for merging in self._mergings().values():
+                merging.remove(list(merging.adapters))
+                merging.is_enabled = True
+        for merging in self._mergings().values():
+            merging.keep_fused()
+
+    def fuse_lora(
+        self,
+        components: Sequence[str] = (),
+        lora_scale: float = 1.0,
+        safe_fusing: bool = False,
+        adapter_names: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Fix adapters in the weights, with their current weights. Later changes of weights do not reach them.
+
+        Fusing makes nothing faster here, as adapters are always merged.
+
+        Args:
+            components: parts of the pipeline: any of `unet`, `text_encoder` and `text_encoder_2`.
+            lora_scale: multiplies the adapters' weights.
+            safe_fusing: has no effect: sums beyond the range of the dtype are always refused.
+            adapter_names: default: the active ones.
+
+        Raises InputError for unknown names.
+        """
+        scale = as_float(lora_scale)
+        if scale is None:
+            raise InputError(f"lora_scale: {shown(lora_scale)} is not a finite number; give one, such as 1.0")
+        names = None if adapter_names is None else self._known("adapter_names", adapter_names)
+        parts = self._fusable(components)
+        with self._changing():
+            for part, merging in self._mergings().items():
+                if part in parts:
+                    merging.fuse(list(merging.active) if names is None else names, scale)
+
+    def unfuse_lora(self, components: Sequence[str] = (), **kwargs: Any) -> None:
+        """Undo `fuse_lora`, with the bits from before. The adapters are active again.
+
+        diffusers subtracts the rounded change instead, so its bits differ from before.
+        """
+        parts = self._fusable(components)
+        with self._changing():
+            for part, merging in self._mergings().items():
+                if part in parts:
+                    merging.fused = {}
+
+    def _fusable(self, components: Sequence[str]) -> list[str]:
+        asked = [components] if isinstance(components, str) else list(components)
+        there = list(self._adaptable())
+        odd = [part for part in asked if part not in there]
+        if odd or not asked:
+            what = f"{shown(odd[0])} takes no LoRA" if odd else "none given"
+            raise InputError(f"components: {what}; give some of {', '.join(there)}")
+        return asked
+
+    @property
+    def num_fused_loras(self) -> int:
+        """The number of fused adapters."""
+        return len(self.fused_loras)
+
+    @property
+    def fused_loras(self) -> set[str]:
+        """The names of the fused adapters."""
+        return {name for merging in self._mergings().values() for name in merging.fused}
+
+    @property
+    def lora_scale(self) -> float:
+        """The `scale` of the last call's `cross_attention_kwargs`."""
+        return self._lora_scale
+
+    def set_lora_device(self, adapter_names: Sequence[str], device: Any) -> None:
+        """Accepted and not needed: only merged weights are read in a step. Raises InputError for unknown names."""
+        self._known("adapter_names", adapter_names)
+
+    def enable_lora_hotswap(self, **kwargs: Any) -> None:
+        """Accepted and not needed: adapters of any rank replace one another."""
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Write the weights after the block. If that fails, go back to the adapters from before."""
+        before = {part: merging.snapshot() for part, merging in self._mergings().items()}
+        try:
+            yield
+            self._write()
+        except Exception:
+            for part, merging in self._mergings().items():
+                merging.go_back_to(before[part])
+            raise
+
+    def _write(self) -> None:
+        for merging in self._mergings().values():
+            merging.write()
+
+    @contextmanager
+    def _encoding(self, scale: float) -> Iterator[None]:
+        """Keep the text encoders ready, with their active adapters multiplied by `scale`, during the block."""
+        models = [model for part, model in self._adaptable().items() if part != UNET]
+        with self._working(*models):
+            try:
+                _scale(models, scale)
+                yield
+            finally:
+                _scale(models, 1.0)
+
+    def _scaled_steps(self, steps: Iterator[AnyStep], scale: float) -> Generator[AnyStep]:
+        """Yield the steps, each taken with the U-Net's active adapters multiplied by `scale`."""
+        try:
+            while True:
+                _scale([self.denoiser], scale)  # another run of this pipeline may have set its own
+                step = next(steps, None)
+                if step is None:
+                    return
+                yield step
+        finally:
+            _scale([self.denoiser], 1.0)
+
+
+def _scale(models: Sequence[Model], scale: float) -> None:
+    for model in models:
+        if isinstance(model.merging, Merging):
+            model.merging.scaled(scale)
+
+
+def scale_of(cross_attention_kwargs: Any) -> float:
+    """Return the LoRA scale of a call. Raises InputError for anything but None and `{"scale": number}`."""
+    if cross_attention_kwargs is None:
+        return 1.0
+    if not isinstance(cross_attention_kwargs, Mapping):
+        raise InputError(f"cross_attention_kwargs: {shown(cross_attention_kwargs)} is not a dict; give one")
+    others = [key for key in cross_attention_kwargs if key != "scale"]
+    if others:
+        raise InputError(f"cross_attention_kwargs: {shown(others[0])} is not supported; give scale alone")
+    scale = as_float(cross_attention_kwargs.get("scale", 1.0))
+    if scale is None:
+        raise InputError("cross_attention_kwargs: its scale is not a finite number; give one, such as 0.8")
+    return scale
+
+
+def _weights_of(model: Model) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights that adapters may change, by diffusers' keys."""
+    shapes = weights.diffusers_shapes(model)
+    return {key: tuple(shape) for key, shape in shapes.items() if key.endswith(".weight") and len(shape) > 1}
+
+
+def _check_precision(models: Mapping[str, Model]) -> None:
+    if any(isinstance(module, Quantised) for model in models.values() for module in model.modules()):
+        raise InputError("load_lora_weights: the weights are in 8 bits; load the model with precision full")
+
+
+def _use(there: Sequence[str]) -> str:
+    return f"use one of {', '.join(there)}" if there else "load one with load_lora_weights first"
