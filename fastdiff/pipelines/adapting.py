@@ -177,7 +177,10 @@ class Adapting(Pipeline):
                 merging.is_enabled = True
 
     def delete_adapters(self, adapter_names: str | Sequence[str]) -> None:
-        """Forget adapters. Raises InputError for unknown names."""
+        """Forget adapters. The other active ones stay active; peft activates another one if none is left.
+
+        Raises InputError for unknown names.
+        """
         names = self._known("adapter_names", adapter_names)
         with self._changing():
             for merging in self._mergings().values():
