@@ -123,6 +123,10 @@ def test_files_with_pefts_config(options, kind, ours, tmp_path):
     for pipe in (theirs, ours):
         pipe.load_lora_weights(file)
     assert_same(draw(ours), draw(theirs))
+    for pipe in (theirs, ours):
+        pipe.load_lora_weights(file, adapter_name="b")
+        pipe.set_adapters(["default_0", "b"], [0.4, 0.3])
+    assert_same(draw(ours), draw(theirs))
 
 
 def test_a_folder_that_peft_saved(kind, ours, tmp_path):
