@@ -75,8 +75,8 @@ class DoRA(LoRA):
     def add_to(self, total: Tensor, weight: Tensor, factor: float) -> None:
         changed = weight.clone()
         super().add_to(changed, weight, factor)
-        share = (self.magnitude / torch.linalg.vector_norm(changed, dim=1))[:, None]
-        total += share * changed - weight
+        super().add_to(total, weight, factor)  # with several adapters, each scales the sum so far, as in peft
+        total *= (self.magnitude / torch.linalg.vector_norm(changed, dim=1))[:, None]
 
 
 @dataclass(frozen=True, eq=False)

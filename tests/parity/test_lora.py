@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fastdiff
-from tests.support.lora import (
+from tests.adapters.formats import (
     deltas_of,
     in_diffusers,
     in_kohya,

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import fastdiff
 from fastdiff.adapters.names import PARTS
-from tests.support.lora import in_diffusers, random_loras, save
+from tests.adapters.formats import in_diffusers, random_loras, save
 from tests.support.text_pipelines import text_pipeline
 
 

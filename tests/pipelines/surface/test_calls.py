@@ -171,7 +171,7 @@ def test_embeddings_are_repeated_as_in_diffusers(kind, text_pipes):
         (("a",), {"device": "nowhere"}, "device: 'nowhere' is unknown"),
         (("a",), {"num_images_per_prompt": 0}, "num_images_per_prompt: 0 is not a whole number"),
         (("a",), {"do_classifier_free_guidance": 3}, "do_classifier_free_guidance: 3 is not true or false"),
-        (("a",), {"lora_scale": 0.5}, "lora_scale: LoRA is not supported"),
+        (("a",), {"lora_scale": "x"}, "lora_scale: 'x' is not a number"),
         (("a",), {"strength": 0.5}, "strength: text encoders have no such argument"),
     ],
 )
