@@ -12,7 +12,8 @@ from fastdiff.errors import InputError
 _HUB = "fastdiff uploads nothing; save with save_pretrained, then upload the folder with `hf upload`"
 _FROZEN = "a config is frozen; build another object with from_config(config, option=value)"
 _CODE = "fastdiff never runs a model's own code; use the classes of fastdiff"
-_LORA = "adapters are not supported yet; fuse the adapter with diffusers, save the model, and load that folder"
+_LORA = "only text-to-image pipelines take adapters; load them with the pipeline's load_lora_weights"
+_SAVING_LORA = "fastdiff does not save adapters; save them with diffusers"
 _TRAINING = "fastdiff is for inference only; train with diffusers, and load the saved folder"
 _FREEU = "FreeU is not supported yet; leave it out"
 _QUANTISATION = "fastdiff has its own 8-bit weights; load the model with precision='int8' or precision='fp8'"
@@ -94,10 +95,15 @@ OF_PIPELINES = {
     "enable_freeu": _FREEU,
     **dict.fromkeys(
         (
-            *("save_lora_weights", "lora_state_dict", "write_lora_layers", "pack_weights"),
-            *("load_lora_into_unet", "load_lora_into_text_encoder"),
+            *("load_lora_weights", "unload_lora_weights", "fuse_lora", "unfuse_lora", "set_adapters", "enable_lora"),
+            *("get_active_adapters", "get_list_adapters", "delete_adapters", "disable_lora", "enable_lora_hotswap"),
+            *("set_lora_device", "lora_state_dict", "load_lora_into_unet", "load_lora_into_text_encoder"),
         ),
         _LORA,
+    ),
+    **dict.fromkeys(
+        ("save_lora_weights", "write_lora_layers", "pack_weights"),
+        _SAVING_LORA,
     ),
     **dict.fromkeys(
         (

@@ -1,4 +1,4 @@
-"""What each kind of adapter adds to a weight, against LyCORIS and peft."""
+"""The updates of LyCORIS: LoCon, LoHa and LoKr, on linear layers and filters."""
 
 import math
 

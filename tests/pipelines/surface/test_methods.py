@@ -227,10 +227,10 @@ def test_what_is_not_needed_is_accepted(pipe):
 
 
 @pytest.mark.parametrize("name", OF_PIPELINES)
-def test_refused_methods_are_one_line(name, unchanged):
+def test_refused_methods_are_one_line(name, ddpm):
     assert "enable_model_cpu_offload()" in OF_PIPELINES["enable_sequential_cpu_offload"]
     with pytest.raises(InputError, match=f"^{name}: ") as error:
-        getattr(unchanged, name)("a", b=3)
+        getattr(ddpm, name)("a", b=3)
     assert "\n" not in str(error.value)
 
 

@@ -1,4 +1,4 @@
-"""Adapters in a pipeline: equal bits, stable memory, refused files and arguments. Parity is in parity/test_lora.py."""
+"""Adapters in a pipeline: equal bits, stable memory, refused files and arguments."""
 
 import json
 import struct
