@@ -58,8 +58,8 @@ ANY = {  # for every kind
     "ip-adapter": ({"ip_adapter_image": 1}, "ip_adapter_image: IP-Adapters are not supported"),
     "ip-embeds": ({"ip_adapter_image_embeds": []}, "ip_adapter_image_embeds: IP-Adapters are not supported"),
     "attention": (
-        {"cross_attention_kwargs": {"scale": 1}},
-        "cross_attention_kwargs: attention processors are not supported",
+        {"cross_attention_kwargs": {"gligen": 1}},
+        "cross_attention_kwargs: 'gligen' is not supported; give scale alone",
     ),
     "callback": ({"callback": print}, "callback: callback_on_step_end replaces it"),
     "return-dict": ({"return_dict": 1}, "return_dict: 1 is not true or false"),
