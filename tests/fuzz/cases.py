@@ -21,7 +21,7 @@ from tests.fuzz import edits, folders, pickles, tabs, text_edits
 from tests.fuzz.doors import command, library, page, tab
 from tests.fuzz.doors.outcomes import Options, Outcome
 from tests.fuzz.edits import Edit
-from tests.fuzz.named import hostile_files
+from tests.fuzz.named import embeddings, hostile_files
 from tests.fuzz.text_edits import GONE
 from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, OF_PROMPTS, PLAIN, PNG_KEYS, TEXTS, WORDS
 from tests.fuzz.watch import watching
@@ -265,7 +265,9 @@ def png_edits() -> st.SearchStrategy[Edit]:
     """Return edits that write a PNG, for the page's upload, `info` and `sample --from`."""
     one = st.tuples(st.just("settings"), st.sampled_from(PNG_KEYS), st.sampled_from([*sorted(JSON), GONE]))
     # users may name a file in any folder, also in a PNG
-    inside = one.filter(lambda edit: not (edit[1] in ("model", "config", "vae") and edit[2] in LEADING_OUT))
+    inside = one.filter(
+        lambda edit: not (edit[1] in ("model", "config", "vae", "embedding") and edit[2] in LEADING_OUT)
+    )
     return st.one_of(inside, st.tuples(st.just("chunk"), st.sampled_from(edits.CHUNKS)))
 
 
@@ -364,6 +366,19 @@ def file_cases(draw: st.DrawFn) -> Case:
     return Case("sd1", (edit,), "command", draw(st.sampled_from(["sample file", "sample file", "info file"])))
 
 
+@st.composite
+def embedding_cases(draw: st.DrawFn) -> Case:
+    """Files of embeddings, most of them sound, loaded by the command. Some are damaged afterwards."""
+    damage = st.one_of(
+        st.tuples(st.just("flip"), st.just(embeddings.NAME), st.integers(0, 1000).map(str), st.integers(0, 7).map(str)),
+        st.tuples(st.just("truncate"), st.just(embeddings.NAME), st.integers(0, 1000).map(str)),
+        st.tuples(st.just("append"), st.just(embeddings.NAME), st.sampled_from(["1", "1000"])),
+        st.tuples(st.just("header"), st.just(embeddings.NAME), st.sampled_from(edits.HEADERS)),
+    )
+    damaged = draw(st.lists(damage, max_size=1)) if draw(st.integers(0, 3)) == 3 else []
+    return Case("sd1", (draw(embeddings.written()), *damaged), "command", "sample", draw(embeddings.flags()))
+
+
 GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "png": png_cases(),
     "command": command_cases(),
@@ -374,6 +389,7 @@ GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "dropped": (tabs.dropped() | tabs.dropped() | tabs.dropping(png_edits())).map(lambda drawn: Case("bare", *drawn)),
     "history": tabs.clicks().map(lambda drawn: Case("bare", *drawn)),
     "files": file_cases(),
+    "embeddings": embedding_cases(),
     **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},
 }
 

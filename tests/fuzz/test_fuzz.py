@@ -25,6 +25,7 @@ COUNTS = {
     "styles": 60,
     "history": 60,
     "files": 80,
+    "embeddings": 120,
 }  # cases per round (default: 100)
 ROUNDS = {"text": 3, "sdxl": 2, "command": 2}  # (default: 1)
 
