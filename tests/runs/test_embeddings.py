@@ -12,11 +12,13 @@ from fastdiff import Pipeline, cli
 from fastdiff.bulk.plan import Plan
 from fastdiff.checkpoints.model_hash import begin_files_hash, file_hash
 from fastdiff.requests import png
+from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.png import Recorded
 from fastdiff.requests.request import Request
-from fastdiff.runs.drawing import find_model
+from fastdiff.runs.drawing import Run, find_model
 from fastdiff.runs.embeddings import embedding_files
+from fastdiff.runs.notices import find_notices
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -54,12 +56,10 @@ def sample(text_folder):
     """Return a function that runs `fastdiff sample` with the tiny model and returns its exit code."""
     flags = ["--device", "cpu", "--steps", "1", "--num-images", "1"]
 
-    asked = ("--seed", "5", "--model", str(text_folder("sd1")))
+    asked = ("--seed", "5", "--model", str(text_folder("sd1")), "--prompt", "a blurb cat, <dog>")
 
-    def run(*args, own=(*asked, "--prompt", "a blurb cat, <dog>")):
+    def run(*args, own=asked):
         return cli.main(["sample", *flags, *own, *map(str, args)])
-
-    run.asked = asked
 
     return run
 
@@ -147,12 +147,12 @@ def test_resume_compares_them(here, sample, capsys):
     assert "embedding" in capsys.readouterr().err
 
 
-def test_the_cut_of_a_prompt_counts_their_tokens(here, sample, capsys):
+def test_the_cut_of_a_prompt_counts_their_tokens(here, text_folder):
+    """The notices come before the model is loaded, from the file's header alone."""
     save_file({"emb_params": torch.ones(20, 32)}, here / "long.safetensors")
-    assert (
-        sample("--embedding", "long.safetensors", "--prompt", "long the cat long", "-o", "a.png", own=sample.asked) == 0
-    )
-    assert "cut: 'long" in capsys.readouterr().err
+    request = Request(model=str(text_folder("sd1")), prompt=("long cat long",), embedding=("long.safetensors:long",))
+    (line,) = find_notices(Run.prepare(request, find_model(request), COMMAND))
+    assert line.startswith("prompt: longer than the 24 tokens that the model reads; cut: 'long_1 long_2")
 
 
 REFUSED = {
