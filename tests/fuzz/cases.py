@@ -366,19 +366,6 @@ def file_cases(draw: st.DrawFn) -> Case:
     return Case("sd1", (edit,), "command", draw(st.sampled_from(["sample file", "sample file", "info file"])))
 
 
-@st.composite
-def embedding_cases(draw: st.DrawFn) -> Case:
-    """Files of embeddings, most of them sound, loaded by the command. Some are damaged afterwards."""
-    damage = st.one_of(
-        st.tuples(st.just("flip"), st.just(embeddings.NAME), st.integers(0, 1000).map(str), st.integers(0, 7).map(str)),
-        st.tuples(st.just("truncate"), st.just(embeddings.NAME), st.integers(0, 1000).map(str)),
-        st.tuples(st.just("append"), st.just(embeddings.NAME), st.sampled_from(["1", "1000"])),
-        st.tuples(st.just("header"), st.just(embeddings.NAME), st.sampled_from(edits.HEADERS)),
-    )
-    damaged = draw(st.lists(damage, max_size=1)) if draw(st.integers(0, 3)) == 3 else []
-    return Case("sd1", (draw(embeddings.written()), *damaged), "command", "sample", draw(embeddings.flags()))
-
-
 GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "png": png_cases(),
     "command": command_cases(),
@@ -389,7 +376,7 @@ GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "dropped": (tabs.dropped() | tabs.dropped() | tabs.dropping(png_edits())).map(lambda drawn: Case("bare", *drawn)),
     "history": tabs.clicks().map(lambda drawn: Case("bare", *drawn)),
     "files": file_cases(),
-    "embeddings": embedding_cases(),
+    "embeddings": embeddings.loaded(edits.HEADERS).map(lambda drawn: Case("sd1", *drawn)),
     **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},
 }
 

@@ -1,7 +1,8 @@
 """Files of embeddings (textual inversion), sound and unsound, next to a model's files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -76,6 +77,23 @@ def written(draw: st.DrawFn) -> tuple[str, ...]:
     """Return an edit that writes a file."""
     form = draw(st.sampled_from([*SOUND, *SOUND, *FORMS]))
     return "embedding", form, draw(st.sampled_from(COUNTS)), draw(st.sampled_from(WIDTHS))
+
+
+@st.composite
+def loaded(draw: st.DrawFn, headers: Sequence[str]) -> tuple[Any, ...]:
+    """Return the edits, the door, what to call, and the flags of a case. Most files are sound, some are damaged.
+
+    headers: the ways to damage the header of a file.
+    """
+    name = st.just(NAME)
+    damage = st.one_of(
+        st.tuples(st.just("flip"), name, st.integers(0, 1000).map(str), st.integers(0, 7).map(str)),
+        st.tuples(st.just("truncate"), name, st.integers(0, 1000).map(str)),
+        st.tuples(st.just("append"), name, st.sampled_from(["1", "1000"])),
+        st.tuples(st.just("header"), name, st.sampled_from(headers)),
+    )
+    damaged = draw(st.lists(damage, max_size=1)) if draw(st.integers(0, 3)) == 3 else []
+    return (draw(written()), *damaged), "command", "sample", draw(flags())
 
 
 @st.composite
