@@ -22,7 +22,6 @@ from tests.fuzz.doors import command, library, page, tab
 from tests.fuzz.doors.outcomes import Options, Outcome
 from tests.fuzz.edits import Edit
 from tests.fuzz.named import embeddings, hostile_files
-from tests.fuzz.text_edits import GONE
 from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, OF_PROMPTS, PLAIN, PNG_KEYS, TEXTS, WORDS
 from tests.fuzz.watch import watching
 
@@ -244,7 +243,7 @@ def _file_edits(kind: str, name: str) -> st.SearchStrategy[Edit]:
     if name.endswith(".json"):
         way = st.lists(st.integers(0, 1000), min_size=2, max_size=5).map(lambda steps: ".".join(map(str, steps)))
         an_option = edit("option", files[name], a_value)
-        inside = edit("within", way, a_value | st.just(GONE))
+        inside = edit("within", way, a_value | st.just(text_edits.GONE))
         kinds += [*[an_option] * 3, *[inside] * 3, edit("no_option", files[name]), edit("whole", a_value)]
     if name.endswith("index.json") and name != "model_index.json":
         kinds.append(edit("shard", text_edits.SHARDS))
@@ -263,11 +262,9 @@ def _file_edits(kind: str, name: str) -> st.SearchStrategy[Edit]:
 
 def png_edits() -> st.SearchStrategy[Edit]:
     """Return edits that write a PNG, for the page's upload, `info` and `sample --from`."""
-    one = st.tuples(st.just("settings"), st.sampled_from(PNG_KEYS), st.sampled_from([*sorted(JSON), GONE]))
+    one = st.tuples(st.just("settings"), st.sampled_from(PNG_KEYS), st.sampled_from([*sorted(JSON), text_edits.GONE]))
     # users may name a file in any folder, also in a PNG
-    inside = one.filter(
-        lambda edit: not (edit[1] in ("model", "config", "vae", "embedding") and edit[2] in LEADING_OUT)
-    )
+    inside = one.filter(lambda edit: not (edit[1] in ("model", "config", "vae") and edit[2] in LEADING_OUT))
     return st.one_of(inside, st.tuples(st.just("chunk"), st.sampled_from(edits.CHUNKS)))
 
 
