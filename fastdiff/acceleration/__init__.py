@@ -32,14 +32,21 @@ def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION)
 
     The diffusers pipeline still runs its own loop, so callbacks, schedulers, `output_type` and all other arguments work
     as before. So do `state_dict()`, `save_pretrained`, `config`, `to()`, tiling and slicing of the VAE, and
-    `enable_model_cpu_offload`. Changed weights, such as a fused LoRA, change the output.
+    `enable_model_cpu_offload`. Changed weights change the output.
+
+    So do LoRAs that diffusers loads with peft, before or after `accelerate`: `load_lora_weights` with or without
+    `hotswap`, `set_adapters`, `disable_lora`, `delete_adapters`, `fuse_lora`, `unload_lora_weights` and
+    `cross_attention_kwargs={"scale": ...}`. fastdiff merges the adapters (LoRA, DoRA, LoHa, LoKr) into its own weights:
+    it adds them in float32 and rounds the sum once. The parameters of the diffusers model keep the plain values, and a
+    layer with an adapter has its weight twice in memory.
 
     A scheduler of diffusers that fastdiff has too gets each timestep on the CPU, so that its `step` does not wait for
     the GPU. Call `accelerate` again after you replaced the scheduler.
 
     What depends on time, text and labels only is computed once for the steps of a loop. An edit of a prompt or of a
     weight counts at the next step. torch does not see some edits: through `.data`, through numpy, or by a CUDA graph.
-    Such an edit of a prompt, or of a layer that reads time, text or labels only, counts when the loop starts again.
+    Such an edit counts when the loop starts again, if it is of a prompt, of an adapter, or of a layer that has an
+    adapter or reads time, text or labels only.
 
     For inference only: a sample that requires grad is an error.
 
@@ -50,16 +57,16 @@ def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION)
         precision: `"int8"` stores the weights of the model, or of the pipeline's denoiser, in 8 bits. `"fp8"` also
             multiplies in 8 bits, and needs a GPU of sm_89 or later. With either, the diffusers parameters lose their
             memory: they cannot be saved, changed or moved until `restore`, which returns the 8-bit values. Fuse LoRAs
-            before.
+            and unload them before.
 
     Returns:
         The same object.
 
     Raises:
         InputError: the model's class is not supported, fastdiff cannot run the model, or the model has changes that
-            fastdiff would ignore: LoRA layers that are not fused, IP-Adapter, FreeU, other attention processors, hooks,
-            or offload of single layers. Such a change after `accelerate` is refused at the next call, until it is
-            undone; a forward hook that is added later is not noticed.
+            fastdiff would ignore: adapters of other kinds, or of any kind with 8 bits, IP-Adapter, FreeU, other
+            attention processors, hooks, or offload of single layers. Such a change after `accelerate` is refused at the
+            next call, until it is undone; a forward hook that is added later is not noticed.
     """
     checked("precision", precision, Precision)
     models = _models_of(model_or_pipeline)

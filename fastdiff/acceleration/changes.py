@@ -9,7 +9,11 @@ from typing import Any
 
 from torch import nn
 
+from fastdiff.acceleration.adapters import check_adapter
+from fastdiff.acceleration.layers import adapted_layers, library, plain_modules, plain_parameters
 from fastdiff.errors import InputError
+from fastdiff.kinds import Precision
+from fastdiff.requests.defaults import PRECISION
 
 # Plain attention, as the config says
 PLAIN_PROCESSORS = {"AttnProcessor", "AttnProcessor2_0", "AttnAddedKVProcessor", "AttnAddedKVProcessor2_0"}
@@ -51,29 +55,35 @@ class Watch:
         return pointers, processors, free_u, hooks
 
 
-def check_changes(model: nn.Module) -> None:
-    """Raise InputError if a live model does not do what its config says. The message says how to undo the change."""
-    _check_adapters(model)
+def check_changes(model: nn.Module, precision: Precision) -> None:
+    """Raise InputError if a live model does not do what its config says. The message says how to undo the change.
+
+    Adapters of peft are merged into our model, unless it is in 8 bits.
+    """
+    _check_adapters(model, precision)
     _check_attention(model)
     if any(getattr(block, "s1", None) is not None for block in _up_blocks(model)):
         raise InputError("accelerate: FreeU is not supported; call disable_freeu() on the pipeline first")
     if _hooks_of_diffusers(vars(model)):
         raise InputError("accelerate: hooks of diffusers on the model would not run; remove them first")
-    for name, module in model.named_modules():
+    for name, module in plain_modules(model):
         if name:
             _check_layer(name, module)
-    for name, parameter in model.named_parameters():
+    for name, parameter in plain_parameters(model).items():
         if type(parameter) is not nn.Parameter:
             kind = type(parameter).__name__
             raise InputError(f"accelerate: {name} is a {kind}; use a model that is not quantised")
 
 
-def _check_adapters(model: Any) -> None:
-    if getattr(model, "peft_config", None) or any(_library(type(module)) == "peft" for module in model.modules()):
+def _check_adapters(model: Any, precision: Precision) -> None:
+    layers = adapted_layers(model)
+    if layers and precision != PRECISION:
         raise InputError(
-            "accelerate: LoRA layers are not supported unless they are fused; "
+            f"accelerate: LoRA layers are not supported in {precision} unless they are fused; "
             "call fuse_lora() and unload_lora_weights() on the pipeline first"
         )
+    for name, layer in layers.items():
+        check_adapter(name, layer)
     projection = type(getattr(model, "encoder_hid_proj", None)).__name__
     is_own = getattr(model.config, "encoder_hid_dim_type", None) in ("image_proj", "text_image_proj")  # Kandinsky's
     is_adapter = projection.endswith("ImageProjection") and not is_own
@@ -92,7 +102,6 @@ def _check_attention(model: nn.Module) -> None:
 def _check_layer(name: str, module: nn.Module) -> None:
     """Raise InputError if a module inside the model has an unknown class, a replaced forward, or hooks."""
     kind, forward = type(module), vars(module).get("forward")
-    library = _library(kind)
     if hasattr(module, "_hf_hook"):
         raise InputError(
             f"accelerate: offload of single layers ({name}) is not supported; call remove_all_hooks() on the pipeline "
@@ -100,18 +109,15 @@ def _check_layer(name: str, module: nn.Module) -> None:
         )
     if _hooks_of_diffusers(vars(module)) or module._forward_hooks or module._forward_pre_hooks:
         raise InputError(f"accelerate: hooks on {name} would not run; remove them first")
-    if library not in LIBRARIES:
-        raise InputError(f"accelerate: {name} is a {kind.__name__} of {library}; restore diffusers' own layer first")
+    if library(kind) not in LIBRARIES:
+        place = library(kind)
+        raise InputError(f"accelerate: {name} is a {kind.__name__} of {place}; restore diffusers' own layer first")
     if forward is not None and getattr(forward, "__self__", None) is not module:
         raise InputError(f"accelerate: the forward of {name} was replaced; undo that first")
 
 
 def _is_plain(processor: type) -> bool:
-    return processor.__name__ in PLAIN_PROCESSORS and _library(processor) == "diffusers"
-
-
-def _library(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
+    return processor.__name__ in PLAIN_PROCESSORS and library(processor) == "diffusers"
 
 
 def _processors(model: nn.Module) -> set[type]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastdiff.acceleration.layers import plain_modules
 from fastdiff.checkpoints.weights import diffusers_keys
 from fastdiff.diffusion.conditioning import ConditioningTable
 from fastdiff.diffusion.conditions import Conditions
@@ -74,9 +75,35 @@ class Recall:
         self._runs = [run for run in before if run.writes == writes]
         return len(self._runs) < len(before)
 
+    def forget(self) -> None:
+        """Drop all runs."""
+        self._runs = []
+
     def _writes(self) -> list[int]:
         """Return the number of writes to each weight that a conditioning depends on."""
         return [parameters[name]._version for parameters, name in self._weights]
+
+
+class Loop:
+    """The loop that calls a model, known by its timesteps."""
+
+    def __init__(self) -> None:
+        self._vector: weakref.ref[Tensor] | None = None
+        self._first = self._latest = 0  # indices in the vector
+
+    def begins(self, timestep: Any) -> bool:
+        """Whether a call is the first of a run. It may be if its timestep is no element of a vector."""
+        is_counted = isinstance(timestep, Tensor) and not timestep.is_inference()
+        place = place_in_vector(timestep) if is_counted else None
+        if place is None:
+            return True
+        vector, index = place
+        is_same = self._vector is not None and self._vector() is vector
+        begins = not is_same or index < self._latest or index == self._first
+        self._vector, self._latest = weakref.ref(vector), index
+        if begins:
+            self._first = index
+        return begins
 
 
 class _Run:
@@ -124,7 +151,7 @@ def _conditioning_weights(model: nn.Module, ours: Denoiser) -> list[tuple[dict[s
     keys = {key for name in names for key in diffusers_keys(ours, name)}
     return [
         (module._parameters, name)
-        for path, module in model.named_modules()
+        for path, module in plain_modules(model)
         for name in module._parameters
         if (f"{path}.{name}" if path else name) in keys
     ]

@@ -8,8 +8,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fastdiff.acceleration.changes import Watch, check_changes
-from fastdiff.acceleration.recall import Recall
+from fastdiff.acceleration.layers import adapted_layers, plain_name, plain_parameters
+from fastdiff.acceleration.merging import Merging
+from fastdiff.acceleration.recall import Loop, Recall
 from fastdiff.acceleration.sharing import give_back, our_class, share_parameters
+from fastdiff.arguments import as_float, shown
 from fastdiff.errors import InputError
 from fastdiff.kinds import Precision
 from fastdiff.models.autoencoder import AutoencoderKL
@@ -28,8 +31,8 @@ class Replacement:
     def __init__(self, model: nn.Module, precision: Precision):
         self.model, self.precision = model, precision
         # by name and shape, as a layer may be replaced by another later
-        self._strides = {(name, each.shape): each.stride() for name, each in model.named_parameters()}
-        self._current: tuple[Model, Watch] | None = None
+        self._strides = {(name, each.shape): each.stride() for name, each in plain_parameters(model).items()}
+        self._current: tuple[Model, Watch, Merging] | None = None
         self._guard: RemovableHandle | None = None  # refuses `state_dict` while the parameters have no memory
 
     def check(self) -> None:
@@ -69,22 +72,52 @@ class Replacement:
         for name, parameter in self.model.named_parameters():
             own = torch.empty_strided(
                 parameter.shape,
-                self._strides.get((name, parameter.shape), parameter.stride()),
+                self._strides.get((plain_name(name), parameter.shape), parameter.stride()),
                 dtype=parameter.dtype,
                 device=parameter.device,
             )
             parameter.data = own.copy_(parameter.data)
 
-    def ours(self) -> Model:
-        """Return our model, built again if the live model has changed. Raises InputError for unsupported changes."""
+    def ours(self, scale: float = 1.0, *, contents: bool = True) -> Model:
+        """Return our model, with the live model's adapters merged. Build it again if other layers have changed.
+
+        Args:
+            scale: multiplies the scaling of each adapter.
+            contents: whether to look for changes of the adapters' values that torch does not count.
+
+        Raises:
+            InputError: for unsupported changes.
+        """
+        is_new = self._current is None
         if self._current is None or self._current[1].sees_a_change():
             if self._guard is not None:
-                check_changes(self.model)
+                check_changes(self.model, self.precision)
                 self._refuse("changed")
+            self._follow()
+        assert self._current is not None
+        ours, _, merging = self._current
+        if merging.update(scale, contents) or is_new:
+            self._weights_changed(ours)
+        return ours
+
+    def _follow(self) -> None:
+        """Look for the live model's adapters again, or build our model if it has other layers or memory now."""
+        try:
+            check_changes(self.model, self.precision)
+            if self._current is not None and self._current[2].fits():
+                ours, _, merging = self._current
+                merging.follow()
+            else:
+                self._release()
+                ours = self._built()
+                merging = Merging(self.model, ours)
+        except InputError:
             self._release()
-            check_changes(self.model)
-            self._current = self._built(), Watch(self.model)
-        return self._current[0]
+            raise
+        self._current = ours, Watch(self.model), merging
+
+    def _weights_changed(self, ours: Model) -> None:
+        """Forget what was computed from weights of ours before they changed."""
 
     def _built(self) -> Model:
         return share_parameters(self.model, self.precision)
@@ -119,34 +152,48 @@ class DenoiserReplacement(Replacement):
 
     METHODS = ("forward", "_apply")
 
+    def __init__(self, model: nn.Module, precision: Precision):
+        super().__init__(model, precision)
+        self._loop = Loop()
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the denoiser. Arguments and output match diffusers' model.
 
         Our model runs first, and changes of the live one are looked for while the GPU works. If there are any, the
         output and any error are dropped, and our model runs again.
         """
+        scale, kwargs = _lora_scale(kwargs)
+        begins = self._loop.begins(args[1] if len(args) > 1 else kwargs.get("timestep"))
         output, failure = None, None
         try:
-            output = self._latest()(*args, **kwargs)
+            output = self._latest(scale, begins)(*args, **kwargs)
         except InputError as error:
             failure = error
-        if self._has_changed():
-            output = self.ours()(*args, **kwargs)
+        if self._has_changed(scale):
+            output = self.ours(scale, contents=begins)(*args, **kwargs)
         elif failure is not None:
             raise failure
+        if scale == 0:
+            _reset_scales(self.model)
         return self._in_their_words(output)
 
-    def _latest(self) -> Model:
-        """Return our model as it was at the last call, or a new one."""
-        return self.ours() if self._current is None else self._current[0]
+    def _latest(self, scale: float, begins: bool) -> Model:
+        """Return our model as it was at the last call, or a new one. With adapters, a run begins with a full check."""
+        if self._current is None or (self._current[2].has_adapters and begins):
+            return self.ours(scale)
+        return self._current[0]
 
-    def _has_changed(self) -> bool:
+    def _has_changed(self, scale: float) -> bool:
         """Whether the live model has changed since our model was made, or its weights since a run's products were."""
         if self._current is None:  # the live model is refused as it is
             return False
-        ours, watch = self._current
+        ours, watch, merging = self._current
         assert isinstance(ours, Denoiser) and isinstance(ours.recall, Recall)
-        return watch.sees_a_change() or ours.recall.forget_changes()
+        return watch.sees_a_change() or merging.has_changed(scale) or ours.recall.forget_changes()
+
+    def _weights_changed(self, ours: Model) -> None:
+        assert isinstance(ours, Denoiser) and isinstance(ours.recall, Recall)
+        ours.recall.forget()
 
     def _built(self) -> Model:
         ours = super()._built()
@@ -202,6 +249,27 @@ def replacement_of(model: nn.Module) -> Replacement | None:
     """Return a live model's replacement; None if it runs on diffusers."""
     owner = _owner(model, "_apply")
     return owner if isinstance(owner, Replacement) else None
+
+
+def _lora_scale(kwargs: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+    """Return `scale` of the `cross_attention_kwargs` of a call, as diffusers' `apply_lora_scale`, and other arguments.
+
+    Raises InputError for a scale that is not a number.
+    """
+    given = kwargs.get("cross_attention_kwargs")
+    if not isinstance(given, dict) or "scale" not in given:
+        return 1.0, kwargs
+    scale = as_float(given["scale"])
+    if scale is None:
+        raise InputError(f"cross_attention_kwargs: scale {shown(given['scale'])} is not a finite number")
+    return scale, kwargs | {"cross_attention_kwargs": {name: each for name, each in given.items() if name != "scale"}}
+
+
+def _reset_scales(model: nn.Module) -> None:
+    """Give all active adapters the weight 1, as diffusers does after a call with the scale 0."""
+    for layer in adapted_layers(model).values():
+        for adapter in layer.active_adapters:
+            layer.set_scale(adapter, 1.0)
 
 
 def _slot(model: nn.Module, name: str) -> str:

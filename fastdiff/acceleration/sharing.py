@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastdiff.acceleration.layers import plain_parameters
 from fastdiff.checkpoints.quantisation import formats, hold_in_8_bits, quantised_tensors
 from fastdiff.checkpoints.weights import diffusers_keys, laid_out, split_stacked
 from fastdiff.errors import InputError
@@ -36,7 +37,7 @@ def share_parameters(model: nn.Module, precision: Precision) -> Model:
 
     Raises InputError, before anything is changed, if the parameters do not match the model's config.
     """
-    theirs = dict(model.named_parameters())
+    theirs = plain_parameters(model)
     if len({(tensor.dtype, tensor.device) for tensor in theirs.values()}) != 1:
         raise InputError("accelerate: the model's parameters have several dtypes or devices; move it with .to() first")
     check_precision(precision, next(iter(theirs.values())).device)

@@ -98,7 +98,7 @@ def ip_adapter(pipe):
 
 
 def lora(pipe):
-    """Change the U-Net as PEFT does, and return a function that undoes it."""
+    """Wrap a layer as PEFT does, in another class, and return a function that undoes it."""
     unet, (parent, name) = pipe.unet, (pipe.unet.get_submodule(ATTENTION), "to_q")
     layer = parent.to_q
     parent.to_q, unet.peft_config = LoraLinear(layer), {"default": object()}
@@ -152,8 +152,11 @@ REFUSED = {
     "fused": (fused("unet"), "FusedAttnProcessor2_0 is not supported; call unfuse_qkv_projections()"),
     "fused-vae": (fused("vae"), "FusedAttnProcessor2_0 is not supported; call unfuse_qkv_projections()"),
     "ip-adapter": (ip_adapter, "IP-Adapter is not supported; call unload_ip_adapter()"),
-    "lora": (lora, "LoRA layers are not supported unless they are fused; call fuse_lora() and unload_lora_weights()"),
-    "lora-without-adapters": (another_layer(PeftLinear), "LoRA layers are not supported unless they are fused"),
+    "lora": (lora, f"{ATTENTION}.to_q is a LoraLinear of tests; restore diffusers' own layer first"),
+    "lora-of-another-kind": (
+        another_layer(PeftLinear),
+        f"{ATTENTION}.to_k is a PeftLinear of peft.tuners.lora.layer, not of LoRA, LoHa or LoKr; call unload_lora_weig",
+    ),
     "another-layer": (
         another_layer(LoraLinear),
         f"{ATTENTION}.to_k is a LoraLinear of tests; restore diffusers' own layer first",

@@ -1,0 +1,427 @@
+"""Adapters of peft in live pipelines: diffusers' pictures, without a new model of ours, and plain weights untouched."""
+
+import copy
+import re
+
+import pytest
+import torch
+from peft import IA3Config, LoHaConfig, LoKrConfig, LoraConfig, inject_adapter_in_model
+
+import fastdiff
+from tests.support.loras import random_lora
+from tests.support.text_pipelines import text_pipeline
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # diffusers
+    pytest.mark.filterwarnings("ignore:Already found a `peft_config`"),  # peft, at a second adapter
+]
+ATTENTION = ("attn1.to_q", "attn2.to_k", "attn2.to_v", "ff.net.0.proj")
+NARROW = {"seed": 1, "targets": ATTENTION}
+
+
+class Pair:
+    """Two equal pipelines, of which one runs on fastdiff."""
+
+    def __init__(self, kind, *, accelerated=True):
+        self.plain, self.fast = text_pipeline(kind), text_pipeline(kind)
+        self.loras = {"first": random_lora(self.plain.unet, 1), "second": random_lora(self.plain.unet, 2, rank=3)}
+        if accelerated:
+            fastdiff.accelerate(self.fast)
+
+    def both(self, change):
+        for pipe in (self.plain, self.fast):
+            change(pipe)
+
+    def load(self, *names):
+        for name in names:
+            self.both(lambda pipe, name=name: pipe.load_lora_weights(dict(self.loras[name]), adapter_name=name))
+
+    def hotswap(self, state):
+        """Give the first adapter other values. peft may keep the tensors that it gets."""
+        given = {"adapter_name": "first", "hotswap": True}
+        self.both(lambda pipe: pipe.load_lora_weights({name: each.clone() for name, each in state.items()}, **given))
+
+    def check(self, **options):
+        """Compare the pipelines' latents, and return them."""
+        expected, found = draw(self.plain, **options), draw(self.fast, **options)
+        assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+        return found
+
+    @property
+    def ours(self):
+        current = self.fast.unet.forward.__self__._current
+        return None if current is None else current[0]
+
+
+def draw(pipe, **options):
+    given = {"prompt": "a photo of the cat", "num_inference_steps": 2, "output_type": "latent"}
+    return pipe(**given | options, generator=torch.Generator().manual_seed(3)).images
+
+
+@pytest.fixture(params=["sd1", pytest.param("sdxl", marks=pytest.mark.slow)])
+def pair(request):
+    return Pair(request.param)
+
+
+@pytest.fixture
+def sd1():
+    return Pair("sd1")
+
+
+@pytest.fixture
+def kept(pair):
+    """Check after a test that our model and its programs are the same objects as before."""
+    plain = pair.check()
+    ours, programs = pair.ours, dict(pair.ours._graphs)
+    yield plain
+    assert pair.ours is ours
+    assert programs and programs.items() <= ours._graphs.items()
+
+
+def away(latents, others):
+    return (latents - others).abs().max() > 1e-2
+
+
+class TestOperations:
+    def test_load_set_disable_delete_and_unload(self, pair, kept):
+        pair.load("first")
+        first = pair.check()
+        assert away(first, kept)
+        pair.load("second")
+        assert away(pair.check(), first)  # it is the only active one
+        pair.both(lambda pipe: pipe.set_adapters(["first", "second"], [0.7, -0.4]))
+        mixed = pair.check()
+        assert away(mixed, first)
+        pair.both(lambda pipe: pipe.disable_lora())
+        assert torch.equal(pair.check(), kept)
+        pair.both(lambda pipe: pipe.enable_lora())
+        assert torch.equal(pair.check(), mixed)
+        pair.both(lambda pipe: pipe.set_adapters("first"))
+        assert torch.equal(pair.check(), first)
+        pair.both(lambda pipe: pipe.set_adapters("first", 0.0))
+        assert torch.equal(pair.check(), kept)
+        pair.both(lambda pipe: pipe.set_adapters(["first", "second"], [0.7, -0.4]))
+        pair.both(lambda pipe: pipe.delete_adapters("second"))
+        assert away(pair.check(), mixed)
+        pair.both(lambda pipe: pipe.unload_lora_weights())
+        assert torch.equal(pair.check(), kept)
+
+    def test_weights_of_blocks(self, pair, kept):
+        pair.loras["first"] = random_lora(pair.plain.unet, **NARROW)
+        pair.load("first")
+        whole = pair.check()
+        for weights in ({"mid": 0.2, "down": 0.5}, {"mid": 1.5, "up": {"block_1": 0.0}, "down": 0.5}):
+            pair.both(lambda pipe, weights=weights: pipe.set_adapters("first", {"unet": weights}))
+            assert away(pair.check(), whole)
+
+    def test_fuse_and_unfuse(self, pair, kept):
+        pair.load("first")
+        before = pair.check()
+        pair.both(lambda pipe: pipe.fuse_lora(lora_scale=0.5))
+        fused = pair.check()
+        assert away(fused, before) and away(fused, kept)
+        pair.both(lambda pipe: pipe.unfuse_lora())
+        pair.check()
+        pair.both(lambda pipe: pipe.fuse_lora(safe_fusing=True))
+        pair.check()
+        pair.both(lambda pipe: pipe.disable_lora())  # peft unfuses at the next call
+        assert not away(pair.check(), kept)
+        pair.both(lambda pipe: pipe.enable_lora())
+        pair.both(lambda pipe: pipe.fuse_lora())
+        fused = pair.check()
+        pair.both(lambda pipe: pipe.unload_lora_weights())
+        assert torch.equal(pair.check(), fused)
+
+    def test_scale_of_a_call(self, pair, kept):
+        pair.load("first", "second")
+        pair.both(lambda pipe: pipe.set_adapters(["first", "second"], [0.7, 0.4]))
+        whole = pair.check()
+        half = pair.check(cross_attention_kwargs={"scale": 0.5})
+        assert away(half, whole)
+        assert torch.equal(pair.check(cross_attention_kwargs={"scale": 0.5}), half)
+        assert torch.equal(pair.check(), whole)
+        pair.check(cross_attention_kwargs={"scale": 0.0})
+        assert away(pair.check(), whole)  # diffusers gives each adapter the weight 1 after the scale 0
+
+    def test_hotswap(self, pair, kept):
+        """Equal ranks are copied through `.data`: nothing but the values changes, and torch counts no write."""
+        pair.load("first")
+        first, others = pair.check(), (("equal", 4), ("smaller", 2), ("larger", 6))
+        for seed, (_name, rank) in enumerate(others):
+            state = random_lora(pair.plain.unet, 10 + seed, rank)
+            pair.hotswap(state)
+            latents = pair.check()
+            assert away(latents, first)
+            first = latents
+        pair.both(lambda pipe: pipe.unload_lora_weights())
+        assert torch.equal(pair.check(), kept)
+
+    def test_hotswap_with_padded_ranks(self, pair, kept):
+        pair.both(lambda pipe: pipe.enable_lora_hotswap(target_rank=8))
+        pair.load("first")
+        first = pair.check()
+        state = random_lora(pair.plain.unet, 10, rank=6)
+        pair.hotswap(state)
+        second = pair.check()
+        assert away(second, first)
+        for layer in pair.fast.unet.modules():
+            if hasattr(layer, "scaling"):
+                layer.scaling["first"].data.mul_(2)
+        assert away(draw(pair.fast), second)
+
+    @torch.no_grad()
+    def test_values_that_change_in_a_loop(self, sd1):
+        """A write that torch counts takes effect at the next step, and another scale at once. The text's values follow.
+
+        A write that torch does not count takes effect when the loop starts again, over the same timesteps too.
+        """
+        sd1.load("first")
+        timesteps, unets = torch.arange(900, 0, -300), (sd1.plain.unet, sd1.fast.unet)
+        sample, text = torch.randn(1, 4, 8, 8), torch.randn(1, 5, 32)
+        block = "mid_block.attentions.0.transformer_blocks.0"
+        for _time in range(2):
+            for t, scale in zip(timesteps, (1.0, 0.5, 1.0), strict=True):
+                given = {"cross_attention_kwargs": {"scale": scale}}
+                expected, found = (model(sample, t, text, **given).sample for model in unets)
+                assert (found - expected).abs().max() <= 1e-4 * expected.abs().max(), t
+                for model in unets:
+                    model.get_submodule(f"{block}.attn2.to_v").lora_B["first"].weight.mul_(-2)
+                    model.get_submodule(f"{block}.ff.net.0.proj").base_layer.weight.mul_(1.5)
+            for model in unets:
+                model.get_submodule(f"{block}.attn2.to_k").lora_A["first"].weight.data.mul_(-2)
+
+
+@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+def test_before_accelerate(kind):
+    pair = Pair(kind, accelerated=False)
+    pair.load("first")
+    fastdiff.accelerate(pair.fast)
+    first = pair.check()
+    pair.both(lambda pipe: pipe.set_adapters("first", 0.3))
+    assert away(pair.check(), first)
+    ours = pair.ours
+    pair.both(lambda pipe: pipe.unload_lora_weights())
+    plain = pair.check()
+    assert pair.ours is ours and torch.equal(plain, draw(fastdiff.accelerate(text_pipeline(kind))))
+
+
+class TestParameters:
+    @pytest.fixture
+    def before(self, sd1):
+        return {name: tensor.clone() for name, tensor in sd1.plain.unet.state_dict().items()}
+
+    def test_keep_plain_values(self, sd1, before):
+        sd1.load("first")
+        sd1.check()
+        state = sd1.fast.unet.state_dict()
+        for name, tensor in before.items():
+            path, _, kind = name.rpartition(".")
+            found = state.get(name, state.get(f"{path}.base_layer.{kind}"))
+            assert torch.equal(found, tensor), name
+        sd1.both(lambda pipe: pipe.unload_lora_weights())
+        for _time in range(2):  # before and after the next call
+            state = sd1.fast.unet.state_dict()
+            assert state.keys() == before.keys()
+            assert all(torch.equal(state[name], before[name]) for name in before)
+            sd1.check()
+
+    def test_share_memory_with_our_model_again(self, sd1):
+        addresses = [each.data_ptr() for each in sd1.fast.unet.parameters()]
+        sd1.load("first")
+        sd1.check()
+        sd1.both(lambda pipe: pipe.unload_lora_weights())
+        sd1.check()
+        assert [each.data_ptr() for each in sd1.fast.unet.parameters()] == addresses
+
+    @pytest.mark.parametrize("unloaded", ["before", "after"])
+    def test_restore(self, sd1, before, unloaded):
+        plain = draw(sd1.plain)
+        sd1.load("first")
+        expected = draw(sd1.plain)
+        sd1.check()
+        if unloaded == "before":
+            sd1.fast.unload_lora_weights()
+        fastdiff.restore(sd1.fast)
+        if unloaded == "after":
+            assert torch.equal(draw(sd1.fast), expected)
+            sd1.fast.unload_lora_weights()
+        assert torch.equal(draw(sd1.fast), plain)
+        state = sd1.fast.unet.state_dict()
+        assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
+        assert all(state[name].stride() == tensor.stride() for name, tensor in before.items())
+
+    def test_a_model_that_moves_or_is_copied(self, sd1):
+        sd1.load("first")
+        sd1.check()
+        other = copy.deepcopy(sd1.fast.unet)
+        sd1.both(lambda pipe: pipe.to(torch.float64))
+        assert sd1.fast.unet.conv_in.base_layer.weight.dtype == torch.float64
+        sd1.check()
+        sd1.both(lambda pipe: pipe.to(torch.float32))
+        expected = sd1.check()
+        sd1.fast.unload_lora_weights()
+        sd1.fast.unet = other
+        assert torch.equal(draw(sd1.fast), expected)
+
+    def test_weights_that_change_below_an_adapter(self, sd1):
+        sd1.load("first")
+        before = sd1.check()
+
+        def write(pipe):
+            pipe.unet.conv_in.base_layer.weight.data.neg_()  # not counted by torch
+
+        sd1.both(write)
+        assert away(sd1.check(), before)
+        sd1.both(lambda pipe: pipe.unload_lora_weights())
+        sd1.check()
+
+
+def lora(**options):
+    return LoraConfig(r=4, init_lora_weights=False, target_modules=["to_q", "to_v", "conv1", "proj_in"], **options)
+
+
+KINDS = {
+    "dora": lora(use_dora=True, lora_alpha=6),
+    "bias": LoraConfig(r=4, init_lora_weights=False, target_modules=["to_out.0", "conv1"], lora_bias=True),
+    "rank-stabilised": lora(use_rslora=True, lora_alpha=3),
+    "loha": LoHaConfig(r=4, alpha=2, init_weights=False, target_modules=["to_q", "conv1"]),
+    "lokr": LoKrConfig(r=4, alpha=2, init_weights=False, target_modules=["to_q", "conv1"], decompose_both=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestKinds:
+    def test_each_kind(self, sd1, kind):
+        before = sd1.check()
+        for seed, name in enumerate(("first", "second")):  # at once, as the order matters for DoRA
+
+            def add(pipe, seed=seed, name=name):
+                torch.manual_seed(seed)
+                inject_adapter_in_model(copy.deepcopy(KINDS[kind]), pipe.unet, name)
+                shrink(pipe.unet, name)
+
+            sd1.both(add)
+        ours = sd1.ours
+        for names in (["first"], ["first", "second"], ["second", "first"]):
+            sd1.both(lambda pipe, names=names: activate(pipe.unet, names))
+            assert away(sd1.check(), before)
+            before = sd1.check(cross_attention_kwargs={"scale": 0.3})
+        assert sd1.ours is ours
+
+
+@torch.no_grad()
+def shrink(unet, adapter):
+    """Make the parts of an adapter small, so that the latents stay small. Change the magnitudes of DoRA."""
+    for name, parameter in unet.named_parameters():
+        if f".{adapter}" in name:
+            parameter.mul_(1.1 if "magnitude" in name else 2.0 if ".hada_" in name else 0.3)
+
+
+def activate(unet, names):
+    for module in unet.modules():
+        if hasattr(module, "base_layer"):
+            module.set_adapter(names)
+
+
+def other_kind(pipe):
+    config = IA3Config(target_modules=["to_k"], feedforward_modules=[])
+    inject_adapter_in_model(config, pipe.unet, "first")
+
+
+def two_kinds(pipe):
+    inject_adapter_in_model(lora(), pipe.unet, "first")
+    layer = pipe.unet.conv_out
+    attention = pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn1
+    inner = attention.to_q
+    attention.to_q = copy.deepcopy(inner)
+    attention.to_q.base_layer = inner
+    return layer
+
+
+def bias_without_bias(pipe):
+    config = LoraConfig(r=4, target_modules=["to_q"], lora_bias=True)
+    with pytest.warns(UserWarning, match="no bias"):
+        inject_adapter_in_model(config, pipe.unet, "first")
+
+
+REFUSED = {
+    "ia3": (other_kind, r"to_k is a Linear of peft\.tuners\.ia3\.layer, not of LoRA, LoHa or LoKr"),
+    "two-kinds": (two_kinds, r"adapters of two kinds, or of grouped channels, on mid_block.*to_q"),
+    "bias-without-bias": (bias_without_bias, r"lora_bias on .*to_q, which has no bias"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_other_adapters_are_refused_by_name(change, message, when):
+    pair = Pair("sd1", accelerated=when == "after")
+    if when == "after":
+        draw(pair.fast)
+    change(pair.fast)
+    for _time in range(2):
+        with pytest.raises(fastdiff.InputError, match=f"^accelerate: .*{message}.*; call unload_lora_weights") as error:
+            draw(fastdiff.accelerate(pair.fast) if when == "before" else pair.fast)
+        assert "\n" not in str(error.value)
+    pair.fast.unet.unload_lora()
+    fastdiff.accelerate(pair.fast)
+    pair.check()
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_in_8_bits_they_are_refused_until_they_are_unloaded(precision):
+    pair = Pair("sd1", accelerated=False)
+    fastdiff.accelerate(pair.fast, precision=precision)
+    before = draw(pair.fast)
+    with pytest.raises(fastdiff.InputError, match="a model in 8 bits cannot be saved"):  # diffusers reads the weights
+        pair.fast.load_lora_weights(dict(pair.loras["first"]), adapter_name="first")
+    assert torch.equal(draw(pair.fast), before)
+    inject_adapter_in_model(lora(), pair.fast.unet, "first")
+    message = f"accelerate: LoRA layers are not supported in {precision} unless they are fused; call fuse_lora()"
+    for _time in range(2):
+        with pytest.raises(fastdiff.InputError, match=f"^{re.escape(message)}"):
+            draw(pair.fast)
+    pair.fast.unet.unload_lora()
+    assert torch.equal(draw(pair.fast), before)
+
+
+@pytest.mark.parametrize("scale", [None, "1", float("nan"), [1.0]])
+def test_a_scale_that_is_no_number(sd1, scale):
+    with pytest.raises(fastdiff.InputError, match=r"cross_attention_kwargs: scale .* is not a finite number"):
+        sd1.fast.unet(torch.zeros(1, 4, 8, 8), 1, torch.zeros(1, 4, 32), cross_attention_kwargs={"scale": scale})
+
+
+def test_other_attention_arguments_beside_a_scale_are_refused(sd1):
+    given = {"scale": 1.0, "gligen": {}}
+    with pytest.raises(fastdiff.InputError, match="cross_attention_kwargs: attention processors are not supported"):
+        sd1.fast.unet(torch.zeros(1, 4, 8, 8), 1, torch.zeros(1, 4, 32), cross_attention_kwargs=given)
+    assert given == {"scale": 1.0, "gligen": {}}
+
+
+def test_a_vae(sd1):
+    config = LoraConfig(r=4, init_lora_weights=False, target_modules=["to_q", "conv1", "conv_in"])
+    z, before = torch.randn(1, 4, 8, 8), None
+    with torch.no_grad():
+        for _time in range(2):
+            expected, found = (pipe.vae.decode(z).sample for pipe in (sd1.plain, sd1.fast))
+            assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+            assert before is None or away(found, before)
+            before = found
+            sd1.both(lambda pipe: (torch.manual_seed(0), inject_adapter_in_model(config, pipe.vae, "first")))
+
+
+def test_what_is_merged_is_rounded_once():
+    """In bfloat16, the weights are the sum in float32, rounded to bfloat16."""
+    pair = Pair("sd1")
+    pair.fast.unet.to(torch.bfloat16)
+    pair.load("first", "second")
+    pair.fast.set_adapters(["first", "second"], [0.7, -0.4])
+    layer = pair.fast.unet.mid_block.resnets[0].conv1
+    sample, text = torch.randn(1, 4, 8, 8), torch.randn(1, 5, 32)
+    with torch.no_grad():
+        pair.fast.unet(sample.bfloat16(), 3, text.bfloat16())
+        parts = ((0.7, "first"), (-0.4, "second"))
+        weight = layer.base_layer.weight.float()
+        for scale, name in parts:
+            product = layer.lora_B[name].weight.float().flatten(1) @ layer.lora_A[name].weight.float().flatten(1)
+            weight = weight + scale * product.view(weight.shape)
+        assert torch.equal(pair.ours.mid_block.resnets[0].conv1.weight, weight.bfloat16())

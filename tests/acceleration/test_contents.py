@@ -1,0 +1,65 @@
+"""A fingerprint changes with any value, order or sign of the tensors, whatever torch counts."""
+
+import pytest
+import torch
+
+from fastdiff.acceleration import contents
+from fastdiff.acceleration.contents import fingerprint
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn]
+
+
+def tensors(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (3, 5), (7,), (2, 3, 4, 4), ()
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+CHANGES = {
+    "one element": lambda each: each.data.flatten()[-1:].copy_(each.data.flatten()[-1:] + 1),
+    "last bit": lambda each: (
+        each.data.view(torch.uint8).flatten()[:1].bitwise_xor_(1) if each.ndim else each.data.add_(1)
+    ),
+    "signs": lambda each: each.data.copy_(-each.data.float()),
+    "order": lambda each: each.data.copy_(each.data.flatten().flip(0).view(each.shape)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("change", ["one element", "last bit", "signs", "order"])
+def test_every_change_is_seen(dtype, change):
+    for i in range(3):
+        given = tensors(dtype)
+        before = fingerprint(given)
+        assert fingerprint(tensors(dtype)) == before
+        CHANGES[change](given[i])
+        assert fingerprint(given) != before, i
+
+
+def test_equal_signs_and_exchanged_tensors_are_seen():
+    """Half of the signs are positive, so that a sum of the highest bits would stay."""
+    even = torch.tensor([1.0, -1.0] * 8)
+    assert fingerprint([even]) != fingerprint([-even])
+    one, two = torch.ones(8), torch.full((8,), 2.0)
+    assert fingerprint([one, two]) != fingerprint([two, one])
+
+
+def test_chunks(monkeypatch):
+    monkeypatch.setattr(contents, "CHUNK", 16)
+    given = tensors()
+    before = fingerprint(given)
+    assert len(before) == 3  # 15 numbers; 7; 96 and, of a chunk of its own, 1
+    for each in given:
+        values = each.data.clone()
+        each.data.add_(1)
+        assert fingerprint(given) != before
+        each.data.copy_(values)
+    assert fingerprint(given) == before
+
+
+def test_memory_formats_and_parameters():
+    filters = torch.nn.Parameter(torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last))
+    before = fingerprint([filters, filters[:, 1:]])
+    filters.data[0, 2, 1, 1] += 1
+    assert fingerprint([filters, filters[:, 1:]]) != before
+    assert fingerprint([]) == []
