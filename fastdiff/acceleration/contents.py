@@ -23,31 +23,32 @@ def fingerprint(tensors: Iterable[Tensor]) -> list[int]:
 
 
 def _summed(bits: Tensor) -> Tensor:
-    """Return the weighted sum of bits (n,) int32, as an int64."""
+    """Return the weighted sum of bits (n,), as an int64."""
+    bits = bits.to(torch.int32)
     factors = torch.arange(len(bits), dtype=torch.int32, device=bits.device).mul_(ODD).bitwise_or_(1)
     mixed = (bits >> 13).bitwise_and_(2**19 - 1).bitwise_xor_(bits)  # else a sign would change the highest bit only
     return mixed.mul_(factors).sum(dtype=torch.int64)
 
 
 def _chunks(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Join the bits of the tensors to fewer tensors, so that a GPU runs few kernels."""
-    waiting: list[Tensor] = []
+    """Join the bits of tensors of the same dtype and device, so that a GPU runs few kernels."""
+    waiting: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    counts: dict[tuple[torch.dtype, torch.device], int] = {}
     for tensor in tensors:
         bits = _bits(tensor)
-        if waiting and (bits.device != waiting[0].device or sum(map(len, waiting)) + len(bits) > CHUNK):
-            yield torch.cat(waiting)
-            waiting = []
-        waiting.append(bits)
-    if waiting:
-        yield torch.cat(waiting)
+        kind = bits.dtype, bits.device
+        if kind in waiting and counts[kind] + len(bits) > CHUNK:
+            yield torch.cat(waiting.pop(kind))
+        waiting.setdefault(kind, []).append(bits)
+        counts[kind] = len(bits) + (counts[kind] if len(waiting[kind]) > 1 else 0)
+    for each in waiting.values():
+        yield torch.cat(each)
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """Return the bits of a tensor as int32 (n,), in the order of its memory if that is channels-last."""
+    """Return the bits of a tensor as integers (n,), in the order of its memory if that is channels-last."""
     tensor = tensor.detach()
     if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         tensor = tensor.permute(0, 2, 3, 1)
     flat = tensor.contiguous().flatten()
-    if flat.element_size() >= 4:
-        return flat.view(torch.int32)
-    return flat.view(torch.int16 if flat.element_size() == 2 else torch.int8).to(torch.int32)
+    return flat.view({1: torch.int8, 2: torch.int16}.get(flat.element_size(), torch.int32))

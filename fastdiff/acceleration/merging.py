@@ -34,7 +34,9 @@ class Merging:
         self._memory = {name: _memory(parameter) for name, parameter in plain_parameters(model).items()}
         self._apart: dict[str, nn.Module] = {}  # layers with memory of their own, by name
         self._layers: list[_Layer] = []
-        self._states: list[State | None] = []
+        self._states: list[State | None] = []  # of each layer when it was merged
+        self._counted: list[tuple[dict[str, Any], str]] = []  # where the tensors are whose writes torch counts
+        self._state: tuple[list[Any], ...] = ()
         self._scale = 1.0
         self._contents: list[int] | None = None  # of all layers when they were merged; None if that is not known
         self.follow()
@@ -76,10 +78,12 @@ class Merging:
                     parameter.data = parameter.data.clone()
             self._apart[path] = layer.base_layer
         self._states, self._contents = [None] * len(self._layers), None
+        places = (place for layer in self._layers for place in layer.places)
+        self._counted = [(given, name) for given, name in places if given[name] is not None and _counts(given[name])]
 
     def has_changed(self, scale: float) -> bool:
         """Whether torch counts a change to an adapter, or another scale is wanted. For new layers see `Watch`."""
-        return scale != self._scale or [layer.state() for layer in self._layers] != self._states
+        return scale != self._scale or self._current_state() != self._state
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -100,10 +104,14 @@ class Merging:
         for i in changed:
             self._layers[i].merge(scale)
             self._states[i] = self._layers[i].state()
-        self._scale = scale
+        self._scale, self._state = scale, self._current_state()
         if contents or changed:
             self._contents = found
         return bool(changed)
+
+    def _current_state(self) -> tuple[list[Any], ...]:
+        """Return what changes with settings, and with values if torch counts it. `Watch` sees memory that moves."""
+        return [layer.settings() for layer in self._layers], [given[name]._version for given, name in self._counted]
 
     def _shared(self, path: str, base: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
         """Return a layer's parameters, weight first, with our memory of each."""
@@ -117,7 +125,7 @@ class _Layer:
     def __init__(self, layer: Any, shared: list[tuple[nn.Parameter, Tensor]]):
         self._layer, self._views = layer, [view for _, view in shared]
         self._attributes = vars(layer)
-        self._places = [(module._parameters, name) for module in layer.modules() for name in module._parameters]
+        self.places = [(module._parameters, name) for module in layer.modules() for name in module._parameters]
 
     def merge(self, scale: float) -> None:
         for view, tensor in zip(self._views, merged(self._layer, scale), strict=False):
@@ -126,16 +134,17 @@ class _Layer:
 
     def state(self) -> State:
         """Return what changes with the layer's settings, and with its tensors as far as torch counts it."""
+        return self.settings(), [_writes(parameters.get(name)) for parameters, name in self.places]
+
+    def settings(self) -> State:
         attributes = self._attributes
-        scaling = attributes["scaling"].items()
-        active, merged_adapters = attributes["_active_adapter"], attributes["merged_adapters"]
-        settings = [_comparable(value) for pair in scaling for value in pair]
-        tensors = [_writes(parameters.get(name)) for parameters, name in self._places]
-        is_off = attributes["_disable_adapters"]
-        return is_off, active if isinstance(active, str) else (*active,), (*merged_adapters,), settings, tensors
+        active = attributes["_active_adapter"]
+        scaling = [each if type(each) is float else _comparable(each) for each in attributes["scaling"].values()]
+        active = active if type(active) is str else (*active,)
+        return attributes["_disable_adapters"], active, (*attributes["merged_adapters"],), scaling
 
     def tensors(self) -> list[Tensor]:
-        tensors = (parameters.get(name) for parameters, name in self._places)
+        tensors = (parameters.get(name) for parameters, name in self.places)
         scaling = self._attributes["scaling"].values()
         return [each for each in (*tensors, *scaling) if isinstance(each, Tensor) and each.numel()]
 
@@ -147,7 +156,12 @@ def _comparable(value: Any) -> Any:
 
 def _writes(tensor: Tensor | None) -> tuple[int, int] | None:
     """Return a tensor's address, and how often it was written to if torch counts that."""
-    return None if tensor is None else (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+    return None if tensor is None else (tensor.data_ptr(), tensor._version if _counts(tensor) else 0)
+
+
+def _counts(tensor: Tensor) -> bool:
+    """Whether torch counts the writes to a tensor."""
+    return not tensor.is_inference()
 
 
 def _memory(parameter: nn.Parameter) -> tuple[Any, ...]:
