@@ -1,15 +1,16 @@
 """Adapters of peft in live pipelines: diffusers' pictures, without a new model of ours, and plain weights untouched."""
 
 import copy
-import re
 
 import pytest
 import torch
-from peft import IA3Config, LoHaConfig, LoKrConfig, LoraConfig, inject_adapter_in_model
 
 import fastdiff
 from tests.support.loras import random_lora
+from tests.support.pairs import Pair, away, draw
 from tests.support.text_pipelines import text_pipeline
+
+peft = pytest.importorskip("peft")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # diffusers
@@ -17,45 +18,6 @@ pytestmark = [
 ]
 ATTENTION = ("attn1.to_q", "attn2.to_k", "attn2.to_v", "ff.net.0.proj")
 NARROW = {"seed": 1, "targets": ATTENTION}
-
-
-class Pair:
-    """Two equal pipelines, of which one runs on fastdiff."""
-
-    def __init__(self, kind, *, accelerated=True):
-        self.plain, self.fast = text_pipeline(kind), text_pipeline(kind)
-        self.loras = {"first": random_lora(self.plain.unet, 1), "second": random_lora(self.plain.unet, 2, rank=3)}
-        if accelerated:
-            fastdiff.accelerate(self.fast)
-
-    def both(self, change):
-        for pipe in (self.plain, self.fast):
-            change(pipe)
-
-    def load(self, *names):
-        for name in names:
-            self.both(lambda pipe, name=name: pipe.load_lora_weights(dict(self.loras[name]), adapter_name=name))
-
-    def hotswap(self, state):
-        """Give the first adapter other values. peft may keep the tensors that it gets."""
-        given = {"adapter_name": "first", "hotswap": True}
-        self.both(lambda pipe: pipe.load_lora_weights({name: each.clone() for name, each in state.items()}, **given))
-
-    def check(self, **options):
-        """Compare the pipelines' latents, and return them."""
-        expected, found = draw(self.plain, **options), draw(self.fast, **options)
-        assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
-        return found
-
-    @property
-    def ours(self):
-        current = self.fast.unet.forward.__self__._current
-        return None if current is None else current[0]
-
-
-def draw(pipe, **options):
-    given = {"prompt": "a photo of the cat", "num_inference_steps": 2, "output_type": "latent"}
-    return pipe(**given | options, generator=torch.Generator().manual_seed(3)).images
 
 
 @pytest.fixture(params=["sd1", pytest.param("sdxl", marks=pytest.mark.slow)])
@@ -76,10 +38,6 @@ def kept(pair):
     yield plain
     assert pair.ours is ours
     assert programs and programs.items() <= ours._graphs.items()
-
-
-def away(latents, others):
-    return (latents - others).abs().max() > 1e-2
 
 
 class TestOperations:
@@ -276,114 +234,6 @@ class TestParameters:
         sd1.check()
 
 
-def lora(**options):
-    return LoraConfig(r=4, init_lora_weights=False, target_modules=["to_q", "to_v", "conv1", "proj_in"], **options)
-
-
-KINDS = {
-    "dora": lora(use_dora=True, lora_alpha=6),
-    "bias": LoraConfig(r=4, init_lora_weights=False, target_modules=["to_out.0", "conv1"], lora_bias=True),
-    "rank-stabilised": lora(use_rslora=True, lora_alpha=3),
-    "loha": LoHaConfig(r=4, alpha=2, init_weights=False, target_modules=["to_q", "conv1"]),
-    "lokr": LoKrConfig(r=4, alpha=2, init_weights=False, target_modules=["to_q", "conv1"], decompose_both=True),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-class TestKinds:
-    def test_each_kind(self, sd1, kind):
-        before = sd1.check()
-        for seed, name in enumerate(("first", "second")):  # at once, as the order matters for DoRA
-
-            def add(pipe, seed=seed, name=name):
-                torch.manual_seed(seed)
-                inject_adapter_in_model(copy.deepcopy(KINDS[kind]), pipe.unet, name)
-                shrink(pipe.unet, name)
-
-            sd1.both(add)
-        ours = sd1.ours
-        for names in (["first"], ["first", "second"], ["second", "first"]):
-            sd1.both(lambda pipe, names=names: activate(pipe.unet, names))
-            assert away(sd1.check(), before)
-            before = sd1.check(cross_attention_kwargs={"scale": 0.3})
-        assert sd1.ours is ours
-
-
-@torch.no_grad()
-def shrink(unet, adapter):
-    """Make the parts of an adapter small, so that the latents stay small. Change the magnitudes of DoRA."""
-    for name, parameter in unet.named_parameters():
-        if f".{adapter}" in name:
-            parameter.mul_(1.1 if "magnitude" in name else 2.0 if ".hada_" in name else 0.3)
-
-
-def activate(unet, names):
-    for module in unet.modules():
-        if hasattr(module, "base_layer"):
-            module.set_adapter(names)
-
-
-def other_kind(pipe):
-    config = IA3Config(target_modules=["to_k"], feedforward_modules=[])
-    inject_adapter_in_model(config, pipe.unet, "first")
-
-
-def two_kinds(pipe):
-    inject_adapter_in_model(lora(), pipe.unet, "first")
-    layer = pipe.unet.conv_out
-    attention = pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn1
-    inner = attention.to_q
-    attention.to_q = copy.deepcopy(inner)
-    attention.to_q.base_layer = inner
-    return layer
-
-
-def bias_without_bias(pipe):
-    config = LoraConfig(r=4, target_modules=["to_q"], lora_bias=True)
-    with pytest.warns(UserWarning, match="no bias"):
-        inject_adapter_in_model(config, pipe.unet, "first")
-
-
-REFUSED = {
-    "ia3": (other_kind, r"to_k is a Linear of peft\.tuners\.ia3\.layer, not of LoRA, LoHa or LoKr"),
-    "two-kinds": (two_kinds, r"adapters of two kinds, or of grouped channels, on mid_block.*to_q"),
-    "bias-without-bias": (bias_without_bias, r"lora_bias on .*to_q, which has no bias"),
-}
-
-
-@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_other_adapters_are_refused_by_name(change, message, when):
-    pair = Pair("sd1", accelerated=when == "after")
-    if when == "after":
-        draw(pair.fast)
-    change(pair.fast)
-    for _time in range(2):
-        with pytest.raises(fastdiff.InputError, match=f"^accelerate: .*{message}.*; call unload_lora_weights") as error:
-            draw(fastdiff.accelerate(pair.fast) if when == "before" else pair.fast)
-        assert "\n" not in str(error.value)
-    pair.fast.unet.unload_lora()
-    fastdiff.accelerate(pair.fast)
-    pair.check()
-
-
-@pytest.mark.parametrize("precision", ["int8", "fp8"])
-def test_in_8_bits_they_are_refused_until_they_are_unloaded(precision):
-    pair = Pair("sd1", accelerated=False)
-    fastdiff.accelerate(pair.fast, precision=precision)
-    before = draw(pair.fast)
-    with pytest.raises(fastdiff.InputError, match="a model in 8 bits cannot be saved"):  # diffusers reads the weights
-        pair.fast.load_lora_weights(dict(pair.loras["first"]), adapter_name="first")
-    assert torch.equal(draw(pair.fast), before)
-    inject_adapter_in_model(lora(), pair.fast.unet, "first")
-    message = f"accelerate: LoRA layers are not supported in {precision} unless they are fused; call fuse_lora()"
-    for _time in range(2):
-        with pytest.raises(fastdiff.InputError, match=f"^{re.escape(message)}"):
-            draw(pair.fast)
-    pair.fast.unet.unload_lora()
-    assert torch.equal(draw(pair.fast), before)
-
-
 @pytest.mark.parametrize("scale", [None, "1", float("nan"), [1.0]])
 def test_a_scale_that_is_no_number(sd1, scale):
     with pytest.raises(fastdiff.InputError, match=r"cross_attention_kwargs: scale .* is not a finite number"):
@@ -398,7 +248,7 @@ def test_other_attention_arguments_beside_a_scale_are_refused(sd1):
 
 
 def test_a_vae(sd1):
-    config = LoraConfig(r=4, init_lora_weights=False, target_modules=["to_q", "conv1", "conv_in"])
+    config = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["to_q", "conv1", "conv_in"])
     z, before = torch.randn(1, 4, 8, 8), None
     with torch.no_grad():
         for _time in range(2):
@@ -406,7 +256,7 @@ def test_a_vae(sd1):
             assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
             assert before is None or away(found, before)
             before = found
-            sd1.both(lambda pipe: (torch.manual_seed(0), inject_adapter_in_model(config, pipe.vae, "first")))
+            sd1.both(lambda pipe: (torch.manual_seed(0), peft.inject_adapter_in_model(config, pipe.vae, "first")))
 
 
 def test_what_is_merged_is_rounded_once():
