@@ -127,26 +127,45 @@ class TestOperations:
                 layer.scaling["first"].data.mul_(2)
         assert away(draw(pair.fast), second)
 
-    @torch.no_grad()
-    def test_values_that_change_in_a_loop(self, sd1):
-        """A write that torch counts takes effect at the next step, and another scale at once. The text's values follow.
 
-        A write that torch does not count takes effect when the loop starts again, over the same timesteps too.
-        """
-        sd1.load("first")
-        timesteps, unets = torch.arange(900, 0, -300), (sd1.plain.unet, sd1.fast.unet)
-        sample, text = torch.randn(1, 4, 8, 8), torch.randn(1, 5, 32)
-        block = "mid_block.attentions.0.transformer_blocks.0"
-        for _time in range(2):
-            for t, scale in zip(timesteps, (1.0, 0.5, 1.0), strict=True):
+class TestLoops:
+    """Loops that call the U-Net themselves."""
+
+    BLOCK = "mid_block.attentions.0.transformer_blocks.0"
+    TIMESTEPS = torch.arange(900, 0, -300)
+
+    @pytest.fixture(autouse=True)
+    def no_grad(self):
+        with torch.no_grad():
+            yield
+
+    def run(self, pair, scales=(1.0, 1.0, 1.0), change=lambda unet: None):
+        """Run a loop with two texts at each step, and make a change after each step."""
+        sample, *texts = torch.randn(1, 4, 8, 8), torch.randn(1, 5, 32), torch.randn(1, 5, 32)
+        for t, scale in zip(self.TIMESTEPS, scales, strict=True):
+            for text in texts:
                 given = {"cross_attention_kwargs": {"scale": scale}}
-                expected, found = (model(sample, t, text, **given).sample for model in unets)
+                expected, found = (pipe.unet(sample, t, text, **given).sample for pipe in (pair.plain, pair.fast))
                 assert (found - expected).abs().max() <= 1e-4 * expected.abs().max(), t
-                for model in unets:
-                    model.get_submodule(f"{block}.attn2.to_v").lora_B["first"].weight.mul_(-2)
-                    model.get_submodule(f"{block}.ff.net.0.proj").base_layer.weight.mul_(1.5)
-            for model in unets:
-                model.get_submodule(f"{block}.attn2.to_k").lora_A["first"].weight.data.mul_(-2)
+            pair.both(lambda pipe: change(pipe.unet))
+
+    def test_a_scale_counts_at_once(self, sd1):
+        sd1.load("first")
+        self.run(sd1, scales=(1.0, 0.5, 1.0))
+
+    @pytest.mark.parametrize("part", ["attn2.to_v", "ff.net.0.proj"])
+    def test_a_write_that_torch_counts_counts_at_the_next_step(self, sd1, part):
+        sd1.load("first")
+        self.run(sd1, change=lambda unet: unet.get_submodule(f"{self.BLOCK}.{part}").lora_B["first"].weight.mul_(-2))
+        self.run(sd1, change=lambda unet: unet.get_submodule(f"{self.BLOCK}.{part}").base_layer.weight.mul_(1.5))
+
+    def test_another_write_counts_when_the_loop_starts_again(self, sd1):
+        sd1.load("first")
+        for _time in range(2):
+            self.run(sd1)
+            sd1.both(
+                lambda pipe: pipe.unet.get_submodule(f"{self.BLOCK}.attn2.to_k").lora_A["first"].weight.data.neg_()
+            )
 
 
 @pytest.mark.parametrize("kind", ["sd1", "sdxl"])

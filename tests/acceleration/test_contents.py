@@ -1,5 +1,7 @@
 """A fingerprint changes with any value, order or sign of the tensors, whatever torch counts."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -34,10 +36,14 @@ def test_every_change_is_seen(dtype, change):
         assert fingerprint(given) != before, i
 
 
-def test_equal_signs_and_exchanged_tensors_are_seen():
-    """Half of the signs are positive, so that a sum of the highest bits would stay."""
-    even = torch.tensor([1.0, -1.0] * 8)
-    assert fingerprint([even]) != fingerprint([-even])
+def test_all_signs_that_change_are_seen():
+    """The highest bits of all elements change. In some cases half of them become 1, and half 0."""
+    for signs in itertools.product((1.0, -1.0), repeat=6):
+        tensor = torch.tensor(signs)
+        assert fingerprint([tensor]) != fingerprint([-tensor]), signs
+
+
+def test_exchanged_tensors_are_seen():
     one, two = torch.ones(8), torch.full((8,), 2.0)
     assert fingerprint([one, two]) != fingerprint([two, one])
 
