@@ -164,7 +164,7 @@ class TestLoops:
         for _time in range(2):
             self.run(sd1)
             sd1.both(
-                lambda pipe: pipe.unet.get_submodule(f"{self.BLOCK}.attn2.to_k").lora_A["first"].weight.data.neg_()
+                lambda pipe: pipe.unet.get_submodule(f"{self.BLOCK}.attn2.to_v").lora_A["first"].weight.data.mul_(-3)
             )
 
 
