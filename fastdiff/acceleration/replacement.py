@@ -177,6 +177,9 @@ class DenoiserReplacement(Replacement):
             _reset_scales(self.model)
         return self._in_their_words(output)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_loop": Loop()}  # it refers to the timesteps of a run
+
     def _latest(self, scale: float, begins: bool) -> Model:
         """Return our model as it was at the last call, or a new one. With adapters, a run begins with a full check."""
         if self._current is None or (self._current[2].has_adapters and begins):

@@ -1,6 +1,7 @@
 """Adapters of peft in live pipelines: diffusers' pictures, without a new model of ours, and plain weights untouched."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -239,6 +240,12 @@ class TestParameters:
         sd1.fast.unload_lora_weights()
         sd1.fast.unet = other
         assert torch.equal(draw(sd1.fast), expected)
+
+    def test_a_model_that_is_pickled(self, sd1):
+        sd1.load("first")
+        expected = sd1.check()
+        sd1.fast.unet = pickle.loads(pickle.dumps(sd1.fast.unet))
+        assert torch.equal(sd1.check(), expected)
 
     def test_weights_that_change_below_an_adapter(self, sd1):
         sd1.load("first")
