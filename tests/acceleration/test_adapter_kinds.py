@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastdiff
-from tests.support.pairs import Pair, away, draw
+from tests.support.live.pairs import Pair, away, draw
 
 peft = pytest.importorskip("peft")
 pytestmark = [

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import fastdiff
-from tests.support.loras import random_lora
-from tests.support.pairs import Pair, away, draw
+from tests.support.live.loras import random_lora
+from tests.support.live.pairs import Pair, away, draw
 from tests.support.text_pipelines import text_pipeline
 
 peft = pytest.importorskip("peft")

@@ -3,7 +3,7 @@
 import torch
 
 import fastdiff
-from tests.support.loras import random_lora
+from tests.support.live.loras import random_lora
 from tests.support.text_pipelines import text_pipeline
 
 
