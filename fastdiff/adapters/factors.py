@@ -21,6 +21,8 @@ class Factor:
 
     def of(self, key: str) -> float:
         """Return the factor of a weight, by diffusers' key."""
+        if not self.of_blocks:
+            return self.usual
         key = _OTHER_LAYERS.sub(r"\1.attentions.\2.", key)
         return next((value for block, value in self.of_blocks if key.startswith(block)), self.usual)
 

@@ -203,8 +203,10 @@ def base_of(tensors: Mapping[str, Any]) -> str | None:
 
 def _check_finite(stored: Stored) -> None:
     """Raise NonFiniteWeightsError for NaN or infinity in any tensor."""
-    tensors = [(key, each) for key, each in stored.tensors.items() if each.numel()]
-    broken = [key for key, each in tensors if not bool(torch.stack(each.float().aminmax()).isfinite().all())]
+    tensors = {key: each for key, each in stored.tensors.items() if each.numel()}
+    extremes = [torch.stack(each.float().aminmax()) for each in tensors.values()]
+    found = torch.stack(extremes).isfinite().all(dim=1).tolist() if extremes else []  # waits once for a GPU
+    broken = [key for key, is_finite in zip(tensors, found, strict=True) if not is_finite]
     if broken:
         raise NonFiniteWeightsError(f"{stored.source}: NaN or infinity in {_some(broken)}; use another LoRA")
 

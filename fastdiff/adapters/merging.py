@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fastdiff.adapters.factors import ONE, Factor
-from fastdiff.adapters.updates import DoRA, Update
+from fastdiff.adapters.updates import Update
 from fastdiff.checkpoints.weights import diffusers_keys, split_stacked
 from fastdiff.errors import NonFiniteWeightsError
 
@@ -36,6 +36,8 @@ class Merging:
         self.fused: dict[str, tuple[Updates, Factor]] = {}  # by adapter; the layers of these ignore `active`
         self._loaded: dict[str, Tensor] = {}  # our parameters as they were loaded, if an adapter has touched them
         self._written: dict[str, _Recipe] = {}  # by diffusers' key
+        self._parameters = dict(model.named_parameters())
+        self._places: dict[str, tuple[Any, ...]] = {}  # by diffusers' key: the parameter's address, and two views
         self._generation = 0  # counts changes of the updates themselves
 
     @property
@@ -85,6 +87,7 @@ class Merging:
         fused = {self._names[key] for updates, _ in self.fused.values() for key in updates}
         for name in fused:
             self._loaded.pop(name, None)
+        self._places = {}
         self._written = {key: recipe for key, recipe in self._written.items() if self._names[key] not in fused}
         self.fused = {}
         self._generation += 1
@@ -122,20 +125,32 @@ class Merging:
 
     def _write(self, key: str, recipe: _Recipe) -> Tensor:
         """Write one weight, and return it."""
-        name = self._names[key]
-        parameter = self._model.get_parameter(name)
-        if name not in self._loaded:
-            self._loaded[name] = parameter.detach().clone()
-        keys = diffusers_keys(self._model, name)
-        target, loaded = (split_stacked(each, keys)[key] for each in (parameter, self._loaded[name]))
+        target, loaded = self._place(key)
         if not recipe:
             return target.copy_(loaded)
-        weight = loaded.to(target.device, torch.float32, copy=True).reshape(len(loaded), -1)
-        total = weight.clone() if any(isinstance(update, DoRA) for update, _ in recipe) else weight
-        for update, factor in recipe:
+        scales = any(update.scales_weight for update, _ in recipe)
+        weight = loaded.to(target.device, torch.float32, copy=True).reshape(len(loaded), -1) if scales else loaded
+        total = weight.clone() if scales else torch.empty(len(target), target[0].numel(), device=target.device)
+        for i, (update, factor) in enumerate(recipe):
             here = update if update.device == target.device else update.to(target.device)
-            here.add_to(total, weight, factor)
-        return target.copy_(total.reshape(target.shape))
+            here.add_to(total, weight, factor, is_first=i == 0 and not scales)
+        if scales:
+            return target.copy_(total.reshape(target.shape))
+        return torch.add(loaded.to(target.device), total.view(target.shape), out=target)  # in float32, rounded once
+
+    def _place(self, key: str) -> tuple[Tensor, Tensor]:
+        """Return views of our parameter and of what was loaded into it, for diffusers' key of a weight."""
+        name = self._names[key]
+        parameter = self._parameters[name]
+        if name not in self._loaded:
+            self._loaded[name] = parameter.detach().clone()
+        address, *views = self._places.get(key, (None,))
+        if address != parameter.data_ptr():
+            keys = diffusers_keys(self._model, name)
+            views = [split_stacked(each, keys)[key] for each in (parameter, self._loaded[name])]
+            self._places[key] = parameter.data_ptr(), *views
+        target, loaded = views
+        return target, loaded
 
     def write_again(self) -> None:
         """Write all weights that adapters change, because the model's memory does not hold what was written last."""
@@ -144,6 +159,7 @@ class Merging:
 
     def follow_dtype(self) -> None:
         """Merge again from converted weights, if the model's dtype has changed."""
+        self._parameters, self._places = dict(self._model.named_parameters()), {}
         for name, loaded in self._loaded.items():
             dtype = self._model.get_parameter(name).dtype
             if loaded.dtype != dtype:

@@ -6,7 +6,7 @@ A weight (out, in) or a filter (out, in, kh, kw) is changed as a matrix (out, in
 
 from dataclasses import dataclass, field, fields, replace
 from math import prod
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,13 +18,17 @@ AnyUpdate = TypeVar("AnyUpdate", bound="Update")
 class Update:
     """The change of one weight by an adapter. Updates compare by identity."""
 
-    def add_to(self, total: Tensor, weight: Tensor, factor: float) -> None:
+    scales_weight: ClassVar[bool] = False  # whether the update also scales the weight and the updates before it
+
+    def add_to(self, total: Tensor, weight: Tensor, factor: float, *, is_first: bool = False) -> None:
         """Add the update to `total` in place.
 
         Args:
-            total: (out, in kh kw) float32: the weight, with the updates of other adapters.
-            weight: the same shape: the weight without any adapter. DoRA reads it.
+            total: (out, in kh kw) float32: the updates of other adapters. With an update that `scales_weight` among
+                them, it also has the weight.
+            weight: the same shape: the weight without any adapter. Only updates that scale it read it.
             factor: the user's weight of the adapter.
+            is_first: replace `total`, whose values mean nothing yet.
         """
         raise NotImplementedError
 
@@ -61,9 +65,9 @@ class LoRA(Update):
     def rank(self) -> int:
         return len(self.down)
 
-    def add_to(self, total: Tensor, weight: Tensor, factor: float) -> None:
+    def add_to(self, total: Tensor, weight: Tensor, factor: float, *, is_first: bool = False) -> None:
         down = self.down if self.mid is None else torch.einsum("rshw,si->rihw", self.mid, self.down).flatten(1)
-        total.addmm_(self.up * (self.scale * factor), down)
+        total.addmm_(self.up, down, beta=0 if is_first else 1, alpha=self.scale * factor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +76,9 @@ class DoRA(LoRA):
 
     magnitude: Tensor = field(default_factory=lambda: torch.empty(0))  # (out,)
 
-    def add_to(self, total: Tensor, weight: Tensor, factor: float) -> None:
+    scales_weight = True
+
+    def add_to(self, total: Tensor, weight: Tensor, factor: float, *, is_first: bool = False) -> None:
         changed = weight.clone()
         super().add_to(changed, weight, factor)
         super().add_to(total, weight, factor)  # with several adapters, each scales the sum so far, as in peft
@@ -95,7 +101,9 @@ class LoHa(Update):
     def rank(self) -> int:
         return len(self.w1_b)
 
-    def add_to(self, total: Tensor, weight: Tensor, factor: float) -> None:
+    def add_to(self, total: Tensor, weight: Tensor, factor: float, *, is_first: bool = False) -> None:
+        if is_first:
+            total.zero_()
         first = _product(self.w1_a, self.w1_b, self.t1).reshape(total.shape)
         second = _product(self.w2_a, self.w2_b, self.t2).reshape(total.shape)
         total.addcmul_(first, second, value=self.scale * factor)
@@ -118,7 +126,9 @@ class LoKr(Update):
     def rank(self) -> int:
         return max((len(each) for each in (self.w1_b, self.w2_b) if each is not None), default=0)
 
-    def add_to(self, total: Tensor, weight: Tensor, factor: float) -> None:
+    def add_to(self, total: Tensor, weight: Tensor, factor: float, *, is_first: bool = False) -> None:
+        if is_first:
+            total.zero_()
         first = self.w1 if self.w1 is not None else _product(self.w1_a, self.w1_b)
         second = self.w2 if self.w2 is not None else _product(self.w2_a, self.w2_b, self.t2)
         first = first.reshape(*first.shape, *(1,) * (second.ndim - 2))
