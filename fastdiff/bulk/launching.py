@@ -30,8 +30,8 @@ from fastdiff.checkpoints.model_hash import begin_files_hash
 from fastdiff.errors import InputError
 from fastdiff.execution.cores import num_cores
 from fastdiff.requests.defaults import SEED
-from fastdiff.runs.embeddings import embedding_files
 from fastdiff.runs.notices import find_device_notices
+from fastdiff.runs.option_files.kinds import files_of
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ def work(plan: Plan, folder: Folder, options: LaunchOptions, say: Callable[[str]
 
     stop = Stop()
     stop.install()
-    files = begin_files_hash(plan.run.card, plan.run.request.variant, embedding_files(plan.run.request))
+    files = begin_files_hash(plan.run.card, plan.run.request.variant, files_of(plan.run.request))
     count = int(os.environ["LOCAL_WORLD_SIZE"])
     device = _own_device(options.device)
     pipe = load_pipeline(plan.run.card, plan.run.request, str(device), offload=options.offload)

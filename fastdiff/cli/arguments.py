@@ -100,8 +100,7 @@ def add_drawing_arguments(add: Callable[..., argparse.Action]) -> None:
     """Add the arguments for the model's dtype, precision and offloading to its group."""
     dtypes = f"{', '.join(DTYPES)} (default: {defaults.DTYPE}, bfloat16 on a GPU)"
     add("--dtype", choices=DTYPES, metavar="NAME", help=dtypes)
-    weights = f"weights: {', '.join(PRECISIONS)} (default: {defaults.PRECISION}); 8 bits halve the memory, fp8 "
-    weights += "also multiplies in 8 bits; 'fastdiff verify' measures the error"
+    weights = f"weights: {', '.join(PRECISIONS)} (default: {defaults.PRECISION}); 8 bits halve the memory"
     add("--precision", choices=PRECISIONS, metavar="NAME", help=weights)
     add("--offload", action="store_true", help="keep each part on the GPU only while it runs: less memory")
 
@@ -118,8 +117,10 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     add("--negative-prompt", metavar="TEXT", help="text that the pictures should avoid")
     add("--styles", metavar="FILE", help="styles.csv of A1111: columns name, prompt, negative_prompt")
     add("--style", action="append", metavar="NAME", help="style in FILE that changes each prompt; may be repeated")
-    embedding = "textual inversion, a safetensors file; may be repeated (default TOKEN: the file's own)"
+    embedding = "textual inversion; may be repeated (default TOKEN: the file's)"
     add("--embedding", action="append", metavar="FILE[:TOKEN]", help=embedding)
+    lora = "LoRA; may be repeated (default WEIGHT: 1)"
+    add("--lora", action="append", metavar="FILE[:WEIGHT]", help=lora)
     add("--label", action="append", help=f"name or index; may be repeated (default: {labels})")
     add("--num-images", type=int, metavar="N", help=f"per label or prompt (default: {pictures})")
     seeds = f"first seed, list such as 1,2,5-10, or random, also -1 (default: {defaults.SEED})"
@@ -128,8 +129,10 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
         add(f"--{side}", type=int, metavar="PIXELS", help="(default: the model's training size)")
     add("--horizon", type=int, metavar="N", help="positions of a trajectory, where models plan them")
     add("--from", dest="source", metavar="FILE.png", help="reuse its settings; other flags override them")
-    add("--models-dir", metavar="DIR", help=f"--from looks here (default: ${VARIABLE})")
-    add("--embedding-dir", metavar="DIR", help="--from looks here for embeddings")
+    where = f"--from looks here (${VARIABLE}), in --lora-dir and --embedding-dir"
+    add("--models-dir", metavar="DIR", help=where)
+    for kind in ("embedding", "lora"):
+        add(f"--{kind}-dir", metavar="DIR", help=argparse.SUPPRESS)  # the line before names it
     _add_sampling_arguments(parser)
 
 
@@ -142,14 +145,15 @@ def add_scheduler_argument(add: Callable[..., argparse.Action]) -> None:
 def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("sampling").add_argument
     steps = f"denoising steps (default: the model's own, else {defaults.STEPS})"
-    add("--steps", "--num-inference-steps", dest="num_inference_steps", type=int, metavar="N", help=steps)
+    add("--steps", dest="num_inference_steps", type=int, metavar="N", help=steps)
+    add("--num-inference-steps", type=int, help=argparse.SUPPRESS)  # diffusers' name
     add_scheduler_argument(add)
     noisy = " and ".join(name.upper() for name in ETAS)
     eta = f"noise of {noisy} steps, 0 to 1 (default: the model's, else {defaults.ETA:g})"
     add("--eta", type=float, metavar="X", help=eta)
     guidance = "guidance scale; 1 is no guidance (default: the model's own, else 1)"
-    names_of_guidance = ("--cfg-scale", "--guidance", "--guidance-scale")
-    add(*names_of_guidance, dest="guidance_scale", type=float, metavar="X", help=guidance)
+    add("--cfg-scale", dest="guidance_scale", type=float, metavar="X", help=guidance)
+    add("--guidance", "--guidance-scale", dest="guidance_scale", type=float, help=argparse.SUPPRESS)
     add("--clip-skip", type=int, metavar="N", help="skip the last N layers of the text encoder (default: 0)")
 
 

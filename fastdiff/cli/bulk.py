@@ -80,14 +80,16 @@ def run(args: argparse.Namespace) -> int:
     from fastdiff.bulk.launching import LaunchOptions, is_worker
     from fastdiff.bulk.plan import Plan
     from fastdiff.runs.drawing import find_model
-    from fastdiff.runs.embeddings import with_embeddings_here
     from fastdiff.runs.model_files import located
+    from fastdiff.runs.option_files.embeddings import with_embeddings_here
+    from fastdiff.runs.option_files.loras import with_loras_here
 
     if args.spec and (args.styles or args.style):
         raise InputError("style: does not change the prompts of --spec; write its text into the rows, or leave it out")
     source = None if args.source is None else Recorded.read(args.source)
     request = located(Request.from_flags(vars(args), source), source, args.models_dir)
     request = with_embeddings_here(request, source, args.embedding_dir)
+    request = with_loras_here(request, source, args.lora_dir)
     sizes = {"shard_size": args.shard_size, "batch_size": args.batch_size}
     plan = Plan.make(request, find_model(request), spec=args.spec, format=args.format, **sizes)
     folder = Folder(args.out, args.format)
@@ -124,7 +126,7 @@ def _work(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "La
 def _launch(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "LaunchOptions") -> int:
     from fastdiff.bulk.launching import Ended, launch
     from fastdiff.checkpoints.model_hash import begin_files_hash
-    from fastdiff.runs.embeddings import embedding_files
+    from fastdiff.runs.option_files.kinds import files_of
     from fastdiff.runs.progress import in_terminal
 
     start = time.perf_counter()
@@ -137,7 +139,7 @@ def _launch(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "
         tell(line)
     if folder.is_complete(plan):
         if not options.allow_mixed:
-            more = embedding_files(plan.run.request)
+            more = files_of(plan.run.request)
             folder.check_files(begin_files_hash(plan.run.card, plan.run.request.variant, more).result())
         tell(f"all {len(plan.shards)} shards in {folder.path} are done")
         return 0

@@ -109,9 +109,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _sample(args: argparse.Namespace, notices: Notices) -> int:
     from fastdiff.runs.drawing import Run, begin_hashes, find_model
-    from fastdiff.runs.embeddings import with_embeddings_here
     from fastdiff.runs.model_files import located
     from fastdiff.runs.notices import find_device_notices, find_notices, find_source_notices
+    from fastdiff.runs.option_files.embeddings import with_embeddings_here
+    from fastdiff.runs.option_files.loras import with_loras_here
     from fastdiff.runs.output import Output
     from fastdiff.runs.progress import in_terminal
 
@@ -121,6 +122,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     source = None if args.source is None else Recorded.read(args.source)
     request = located(Request.from_flags(vars(args), source), source, args.models_dir)
     request = with_embeddings_here(request, source, args.embedding_dir)
+    request = with_loras_here(request, source, args.lora_dir)
     if args.resume and request.seed == "random":
         raise InputError("--resume cannot repeat random seeds; give the seeds of the interrupted run with --seed")
     run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)

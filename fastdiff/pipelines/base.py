@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal, NamedTuple, overload
@@ -26,7 +26,7 @@ from fastdiff.pipelines.drawing import Drawing, DrawingOptions
 from fastdiff.pipelines.folders import FromFolder
 from fastdiff.pipelines.signatures import CALLS, by_name
 from fastdiff.requests.defaults import LIBRARY, ModelFacts, Sampling, SamplingOptions, complete_sampling
-from fastdiff.requests.file_option import FileOption
+from fastdiff.requests.file_option import FileOption, weight_of
 from fastdiff.requests.request import Request
 from fastdiff.samplers.shared.noise import Noise, check_generators
 from fastdiff.samplers.shared.schedule import Schedule
@@ -261,9 +261,10 @@ class Pipeline(FromFolder):
 
 
 def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bool = False) -> Pipeline:
-    """Load the pipeline of a model folder as a request asks: its scheduler, dtype, variant, precision and embeddings.
+    """Load the pipeline of a model folder as a request asks: its scheduler, dtype, variant, precision, embeddings
+    and LoRAs.
 
-    Raises as `Pipeline.from_card` and `load_textual_inversion`.
+    Raises as `Pipeline.from_card`, `load_textual_inversion` and `load_lora_weights`.
     """
     load = Load.of(
         device=device,
@@ -277,4 +278,16 @@ def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bo
     for text in request.embedding:
         file, token = FileOption.parse(text)
         pipe.load_textual_inversion(file, token=token)
+    if request.lora:
+        _fuse_loras(pipe, [FileOption.parse(text) for text in request.lora])
     return pipe
+
+
+def _fuse_loras(pipe: Any, options: Sequence[FileOption]) -> None:
+    """Make LoRAs a part of a pipeline's weights, so that no copy of the weights without them takes memory."""
+    names = [f"{i}" for i in range(len(options))]
+    for name, option in zip(names, options, strict=True):
+        pipe.load_lora_weights(option.path, adapter_name=name)
+    pipe.set_adapters(names, [weight_of(option) for option in options])
+    pipe.fuse_lora([*pipe.get_list_adapters()])
+    pipe.unload_lora_weights()

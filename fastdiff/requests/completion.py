@@ -107,7 +107,7 @@ def _prompts(request: Request, card: ModelCard, defaults: Defaults) -> tuple[str
     """
     if not card.reads_text:
         asked = {"prompt": request.prompt[:1] or None, **{name: getattr(request, name) for name in PROMPT_SETTINGS}}
-        asked |= {"embedding": request.embedding or None}
+        asked |= {"embedding": request.embedding or None, "lora": request.lora or None}
         name = next((name for name, value in asked.items() if value is not None), None)
         if name is not None:
             labels = ", or give a --label" if card.config.num_class_embeds else ""

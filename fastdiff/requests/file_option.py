@@ -1,7 +1,10 @@
-"""FILE[:VALUE]: a file of weights that a flag or a PNG names, with a value such as the token of an embedding."""
+"""FILE[:VALUE]: a file that a flag or a PNG names, with the token of an embedding or the weight of a LoRA."""
 
 import re
 from typing import NamedTuple
+
+from fastdiff.arguments import as_float, shown
+from fastdiff.errors import InputError
 
 # A path may have colons itself, so the file's suffix ends it
 _WITH_VALUE = re.compile(r"(.+?\.(?:safetensors|sft|ckpt|pt|pth|bin)):(.+)", re.IGNORECASE | re.DOTALL)
@@ -21,3 +24,14 @@ class FileOption(NamedTuple):
 
     def __str__(self) -> str:
         return self.path if self.value is None else f"{self.path}:{self.value}"
+
+
+def weight_of(option: FileOption) -> float:
+    """Return the weight of a LoRA, 1 by default. Raises InputError if it is not a finite number."""
+    try:
+        weight = as_float(1.0 if option.value is None else float(option.value))
+    except ValueError:
+        weight = None
+    if weight is None:
+        raise InputError(f"lora {shown(option.path)}: its weight {shown(option.value)} is not a number; give FILE:0.8")
+    return weight

@@ -79,7 +79,7 @@ def _prompt(record: dict[str, Any]) -> str:
     """Return the prompt or the label, or all of them for a grid."""
     if record.get("prompt") is not None:
         prompts = record["prompt"] if isinstance(record["prompt"], list) else [record["prompt"]]
-        return _harmless("\n".join(prompts))
+        return _harmless("\n".join(prompts) + _lora_tags(record.get("lora") or ()))
     labels = record.get("label")
     labels = labels if isinstance(labels, list) else [labels]
     names = (f"class {label}" if isinstance(label, int) else label for label in labels if label is not None)
@@ -110,6 +110,7 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         "VAE hash": record["vae_hash"][:10] if record.get("vae_hash") else None,
         "VAE": _last_part(record["vae"]) if record.get("vae") else None,
         "Clip skip": record["clip_skip"] + 1 if record.get("clip_skip") else None,
+        "Lora hashes": _loras(record.get("lora") or (), record.get("lora_hashes") or ()),
         "TI hashes": _embeddings(record.get("embedding") or (), record.get("embedding_hashes") or ()),
         "Precision": record.get("precision"),
         "Version": version and f"fastdiff {version}",
@@ -124,6 +125,19 @@ def _embeddings(names: Sequence[str], digits: Sequence[str]) -> str | None:
     tokens = [re.sub(r"[,:\s]+", " ", FileOption.parse(name).value or "") for name in names]
     listed = ", ".join(f"{token}: {each[:12]}" for token, each in zip(tokens, digits, strict=False))
     return json.dumps(_harmless(listed)) if listed else None
+
+
+def _loras(names: Sequence[str], digits: Sequence[str]) -> str | None:
+    """Return the names and hashes of LoRAs in quotes, as A1111 writes them: "style: 0123456789ab"."""
+    files = [_model(FileOption.parse(name).path) for name in names]
+    listed = ", ".join(f"{file}: {each[:12]}" for file, each in zip(files, digits, strict=False))
+    return json.dumps(_harmless(listed)) if listed else None
+
+
+def _lora_tags(names: Sequence[str]) -> str:
+    """Return the LoRAs as A1111 writes them into a prompt: " <lora:style:0.8>"."""
+    options = map(FileOption.parse, names)
+    return "".join(f" <lora:{_model(option.path)}:{option.value or 1}>" for option in options)
 
 
 def _model(name: str) -> str:

@@ -26,7 +26,10 @@ _TYPES: dict[str, Any] = {
     "seed": Annotated[int | Annotated[tuple[int, ...], Len(1)], Wanted("a whole number, or a list of them")],
     "label": Annotated[_Subject | tuple[_Subject, ...], Wanted("the name or index of a label, or a list of them")],
     "prompt": Annotated[_Text | tuple[str, ...], Wanted("a string, or a list of them")],
-    **dict.fromkeys(("embedding", "embedding_hashes"), Annotated[tuple[str, ...], Wanted("a list of strings")]),
+    **dict.fromkeys(
+        ("embedding", "embedding_hashes", "lora", "lora_hashes"),
+        Annotated[tuple[str, ...], Wanted("a list of strings")],
+    ),
     "versions": dict[str, str],
 }
 

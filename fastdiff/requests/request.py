@@ -46,15 +46,16 @@ _DEPENDENTS: dict[str, dict[str, Any]] = {
     "model": dict.fromkeys(
         ("revision", "variant", "config", "vae", "prediction_type", "horizon", "height", "width"), None
     )
-    | {"embedding": ()},
+    | {"embedding": (), "lora": ()},
     "scheduler": {"eta": None, "use_clipped_model_output": None},
-    "label": {"prompt": (), "negative_prompt": None, "clip_skip": None, "embedding": ()},
+    "label": {"prompt": (), "negative_prompt": None, "clip_skip": None, "embedding": (), "lora": ()},
     "prompt": {"label": ()},
 }
 PICTURE = "picture_"  # prefix of a picture's height and width in the settings of a grid or sheet
 AXES = "axes"  # a setting of X/Y sheets only
 MAX_EMBEDDINGS = 64
 FILE_SETTINGS = ("config", "vae", "prediction_type")  # settings of single files
+OPTION_FILES = ("embedding", "lora")  # files beside the model, each as FILE[:VALUE]
 PROMPT_SETTINGS = ("negative_prompt", "clip_skip")  # settings of pictures of prompts only
 
 
@@ -66,6 +67,11 @@ ModelName = Annotated[
     str, Len(1), Predicate(lambda name: "\0" not in name), Wanted("a bundled name, a folder, a file or a hub id")
 ]
 FileName = Annotated[str, Len(1), Predicate(lambda name: "\0" not in name), Wanted("a path")]
+LoraNames = Annotated[
+    tuple[FileName, ...],
+    Len(0, MAX_EMBEDDINGS),
+    Wanted(f"a list of up to {MAX_EMBEDDINGS} paths, each FILE or FILE:WEIGHT"),
+]
 EmbeddingNames = Annotated[
     tuple[FileName, ...],
     Len(0, MAX_EMBEDDINGS),
@@ -110,6 +116,7 @@ class Request(Schema):
     vae: FileName | None = None  # a single file with the VAE, instead of the model's
     prediction_type: PredictionType | None = None  # of a single file
     embedding: EmbeddingNames = ()  # embeddings of new tokens, each FILE or FILE:TOKEN
+    lora: LoraNames = ()  # each FILE or FILE:WEIGHT
     scheduler: SchedulerName | None = None
     num_inference_steps: Steps | None = None
     eta: Fraction | None = None
@@ -140,7 +147,7 @@ class Request(Schema):
     def _of_flags(cls, flags: Mapping[str, Any], source: Recorded | None) -> "Request":
         names = {setting.name for setting in fields(cls)}
         given = {name: value for name, value in flags.items() if name in names and value is not None}
-        given |= {name: tuple(given[name]) for name in ("label", "embedding") if name in given}
+        given |= {name: tuple(given[name]) for name in ("label", "embedding", "lora") if name in given}
         given |= {"seed": parse_seed(given["seed"])} if "seed" in given else {}
         if "prompt" in given or flags.get("prompt_file") is not None:
             given["prompt"] = (*given.get("prompt", ()), *_prompts_of(flags.get("prompt_file")))
@@ -189,9 +196,8 @@ class Request(Schema):
         own |= {"precision"} if self.precision == defaults.PRECISION else set()
         own |= {name for name in FILE_SETTINGS if getattr(self, name) is None}
         own |= set() if self.prompt else set(PROMPT_SETTINGS)
-        own |= {"embedding"}
-        embeddings = {"embedding": [*self.embedding]} if self.embedding else {}
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own} | embeddings
+        files = {name: [*getattr(self, name)] for name in OPTION_FILES if getattr(self, name)}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {*own, *OPTION_FILES}} | files
 
 
 def _styled(request: Request, path: str | None, names: Sequence[str]) -> Request:

@@ -17,7 +17,7 @@ from fastdiff.checkpoints.single_files.cards import FileOptions, find_card
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import Defaults
 from fastdiff.requests.request import PROMPT_SETTINGS, Request
-from fastdiff.runs.embeddings import embedding_files
+from fastdiff.runs.option_files.kinds import KINDS
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -129,8 +129,8 @@ def begin_hashes(run: Run) -> dict[str, Hashes]:
     if not run.card.reads_text:
         return {}
     vae = {} if run.request.vae is None else {"vae_hash": begin_sha256([Path(run.request.vae)])}
-    embeddings = [begin_sha256([path]) for path in embedding_files(run.request)]
-    own = {"embedding_hashes": embeddings} if embeddings else {}
+    files = {kind.hashes: kind.files(run.request) for kind in KINDS}
+    own: dict[str, Hashes] = {name: [begin_sha256([path]) for path in paths] for name, paths in files.items() if paths}
     return {"model_hash": begin_hash(run.card, run.request.variant), **vae, **own}
 
 

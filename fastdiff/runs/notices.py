@@ -9,8 +9,9 @@ from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.requests.png import Recorded, numerics_notice
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run
-from fastdiff.runs.embeddings import changed_embeddings, teach_tokens
 from fastdiff.runs.model_files import other_file_notices
+from fastdiff.runs.option_files.embeddings import changed_embeddings, teach_tokens
+from fastdiff.runs.option_files.loras import changed_loras
 from fastdiff.text.tokenizer import CLIPTokenizer
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def find_source_notices(source: Recorded | None, request: Request) -> list[str]:
         return []
     numerics = numerics_notice(source.settings, source.path)
     files = *other_file_notices(source, request), *changed_embeddings(source, request)
+    files = *files, *changed_loras(source, request)
     return [*filter(None, [numerics]), *files]
 
 
@@ -72,7 +74,7 @@ def _lora_tags(texts: Sequence[str]) -> list[str]:
     if not tags:
         return []
     others = f" and {len(tags) - 1} more" if len(tags) > 1 else ""
-    return [f"prompt: {shown(tags[0])}{others}: fastdiff does not load LoRAs, and draws the tag as text"]
+    return [f"prompt: {shown(tags[0])}{others}: it is drawn as text; give the file with --lora FILE:WEIGHT"]
 
 
 def _cut(texts: Sequence[tuple[str, str]], tokenizers: Sequence[CLIPTokenizer]) -> Iterator[str]:

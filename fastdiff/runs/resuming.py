@@ -17,14 +17,18 @@ from fastdiff.requests import png
 from fastdiff.requests.completion import Cell
 from fastdiff.requests.defaults import PRECISION
 from fastdiff.runs.drawing import Run
-from fastdiff.runs.embeddings import embedding_files
+from fastdiff.runs.option_files.kinds import files_of
 from fastdiff.runs.sheet import sheet_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SHOWN = 3  # different settings in a message
-_UNSAID = {"precision": PRECISION, "embedding": []}  # settings that a PNG leaves out if they have these values
+_UNSAID = {
+    "precision": PRECISION,
+    "embedding": [],
+    "lora": [],
+}  # settings that a PNG leaves out if they have these values
 _OF_MACHINES = ("device", "versions")  # settings that are not compared
 
 
@@ -72,11 +76,11 @@ def is_same_grid(run: Run, path: Path, columns: int, since: int) -> bool:
 
 
 def last_change(run: Run) -> int:
-    """Return when a file of a local model or an embedding was last changed, in nanoseconds, and 0 without any.
+    """Return when a file of a local model, an embedding or a LoRA was last changed, in nanoseconds, and 0 without any.
 
     The name of a hub model comes with its revision, so its settings say which weights drew a picture.
     """
-    files = {*embedding_files(run.request)}
+    files = {*files_of(run.request)}
     if os.path.isdir(run.request.model):
         files |= find_files(run.card, run.request.variant)
     return max((os.stat(file).st_mtime_ns for file in files), default=0)

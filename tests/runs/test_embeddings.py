@@ -17,8 +17,8 @@ from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.png import Recorded
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run, find_model
-from fastdiff.runs.embeddings import embedding_files
 from fastdiff.runs.notices import find_notices
+from fastdiff.runs.option_files.kinds import files_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -188,7 +188,7 @@ def test_a_bulk_run_knows_their_names_and_contents(here, text_folder):
     assert plan.record["embedding"] == ["dog.safetensors:<dog>"]
 
     def digits():
-        return begin_files_hash(card, None, embedding_files(plan.run.request)).result()
+        return begin_files_hash(card, None, files_of(plan.run.request)).result()
 
     before = digits()
     assert before != begin_files_hash(card, None).result() and before == digits()

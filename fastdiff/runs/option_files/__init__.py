@@ -1,0 +1,1 @@
+"""The files that a request names beside its model: embeddings and LoRAs."""
