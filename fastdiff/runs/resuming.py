@@ -24,11 +24,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SHOWN = 3  # different settings in a message
-_UNSAID = {
-    "precision": PRECISION,
-    "embedding": [],
-    "lora": [],
-}  # settings that a PNG leaves out if they have these values
+# Settings that a PNG leaves out if they have these values
+_UNSAID = {"precision": PRECISION, "embedding": [], "lora": []}
 _OF_MACHINES = ("device", "versions")  # settings that are not compared
 
 

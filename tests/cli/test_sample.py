@@ -155,7 +155,7 @@ def test_explain_says_what_a_step_runs_on_and_draws_nothing(here, tiny, tmp_path
         (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8'; choose from auto, .*bfloat16"),
         (["--steps", "0"], "steps: 0 is not a whole number of at least 1"),
         (["--steps", "1001"], "steps 1001: emoji-sd was trained with 1000 steps; use 1 to 1000"),
-        (["--steps", "2.5"], "argument --steps/--num-inference-steps: invalid int value: '2.5'"),
+        (["--steps", "2.5"], "argument --steps: invalid int value: '2.5'"),
         (["--num-images", "0"], "num-images: 0 is not a whole number from 1"),
         (["--batch-size", "0"], "argument -b/--batch-size: 0 is not a whole number of at least 1"),
         (["--seed", "4294967296"], "seed: 4294967296 is not a seed from 0 to 4294967295"),
