@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any, NoReturn, get_args
 
@@ -22,6 +23,9 @@ class _Formatter(argparse.HelpFormatter):
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog, **{"max_help_position": 30} | options)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # names have hyphens
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if sys.version_info >= (3, 13) or len(action.option_strings) < 2 or action.nargs == 0:
