@@ -172,7 +172,7 @@ class _Loop:
     schedule: Schedule
     conditions: Conditions
     seeds: Tensor | None  # (N,) int64, on the model's device; None if a generator draws the noise
-    weights: Hashable  # the denoiser's `weights_state` that the conditioning is computed with
+    weights: Hashable = None  # the denoiser's `weights_state` that the conditioning is computed with
 
     @functools.cached_property
     def table(self) -> ConditioningTable:

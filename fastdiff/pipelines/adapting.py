@@ -197,7 +197,7 @@ class Adapting(Pipeline):
 
     def fuse_lora(
         self,
-        components: Sequence[str] = (),
+        components: Sequence[str] | None = None,
         lora_scale: float = 1.0,
         safe_fusing: bool = False,
         adapter_names: Sequence[str] | None = None,
@@ -208,7 +208,7 @@ class Adapting(Pipeline):
         Fusing makes nothing faster here, as adapters are always merged.
 
         Args:
-            components: parts of the pipeline: any of `unet`, `text_encoder` and `text_encoder_2`.
+            components: any of `unet`, `text_encoder` and `text_encoder_2`. Default: all that the pipeline has.
             lora_scale: multiplies the adapters' weights.
             safe_fusing: has no effect: sums beyond the range of the dtype are always refused.
             adapter_names: default: the active ones.
@@ -225,7 +225,7 @@ class Adapting(Pipeline):
                 if part in parts:
                     merging.fuse(list(merging.active) if names is None else names, scale)
 
-    def unfuse_lora(self, components: Sequence[str] = (), **kwargs: Any) -> None:
+    def unfuse_lora(self, components: Sequence[str] | None = None, **kwargs: Any) -> None:
         """Undo `fuse_lora`, with the bits from before. The adapters are active again.
 
         diffusers subtracts the rounded change instead, so its bits differ from before.
@@ -236,9 +236,11 @@ class Adapting(Pipeline):
                 if part in parts:
                     merging.fused = {}
 
-    def _fusable(self, components: Sequence[str]) -> list[str]:
-        asked = [components] if isinstance(components, str) else list(components)
+    def _fusable(self, components: Sequence[str] | None) -> list[str]:
         there = list(self._adaptable())
+        if components is None:
+            return there
+        asked = [components] if isinstance(components, str) else list(components)
         odd = [part for part in asked if part not in there]
         if odd or not asked:
             what = f"{shown(odd[0])} takes no LoRA" if odd else "none given"

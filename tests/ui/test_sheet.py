@@ -122,7 +122,8 @@ def test_a_long_caption_is_cut_and_stays_in_its_column():
 
 def test_progress_counts_the_steps_of_all_pictures(draw_at, monkeypatch):
     monkeypatch.setattr(drawing, "INTERVAL", 0)  # report every step, however fast it is
-    at, _ = draw_at("a", UncheckedRequest(label="noto birds"), Axes(Axis("steps", (1, 3)), Axis("seed", (1, 2))))
+    options = UncheckedRequest(label="noto birds", batch_size=2)
+    at, _ = draw_at("a", options, Axes(Axis("steps", (1, 3)), Axis("seed", (1, 2))))
     assert [each.fraction for each in at] == pytest.approx([2 / 8, 4 / 8, 6 / 8, 1, 1])
     assert [(each.places.start, each.places.stop) for each in at] == [(0, 2), (2, 4), (2, 4), (2, 4), (2, 4)]
     assert len(at[0].run.cells) == 4

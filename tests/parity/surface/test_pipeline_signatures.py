@@ -53,6 +53,8 @@ EQUIVALENT = {
     ("from_pretrained", "pretrained_model_name_or_path"): (NOTHING, "diffusers cannot load None"),
     ("load_config", "pretrained_model_name_or_path"): (NOTHING, "diffusers cannot load None"),
     ("save_pretrained", "max_shard_size"): (None, "each model's default"),
+    ("fuse_lora", "components"): (None, "all parts of the pipeline that take adapters"),
+    ("unfuse_lora", "components"): (None, "all parts of the pipeline that take adapters"),
 }
 
 

@@ -46,8 +46,11 @@ def test_off_and_unloaded_give_the_bits_of_the_plain_model_and_on_again_those_fr
     assert torch.equal(draw(pipe), plain)
     pipe.enable_lora()
     assert torch.equal(draw(pipe), on)
-    pipe.fuse_lora(["unet", "text_encoder"])
-    pipe.unfuse_lora(["unet", "text_encoder"])
+    pipe.fuse_lora()
+    pipe.set_adapters("default_0", 0.1)
+    assert torch.equal(draw(pipe), on)
+    pipe.set_adapters(["default_0", "default_1"], [0.7, 0.4])
+    pipe.unfuse_lora()
     assert torch.equal(draw(pipe), on)
     pipe.unload_lora_weights()
     assert torch.equal(draw(pipe), plain)
@@ -286,7 +289,7 @@ WRONG_CALLS = {
         "3 numbers for 2 attentions",
     ),
     "blocks of a text encoder": (lambda pipe: pipe.set_adapters("a", {"text_encoder": {"down": 1}}), "has no blocks"),
-    "no component": (lambda pipe: pipe.fuse_lora(), "components: none given; give some of unet, text_encoder"),
+    "no component": (lambda pipe: pipe.fuse_lora([]), "components: none given; give some of unet, text_encoder"),
     "another component": (lambda pipe: pipe.fuse_lora(["vae"]), "'vae' takes no LoRA"),
     "a fused scale of text": (lambda pipe: pipe.fuse_lora(["unet"], lora_scale="x"), "lora_scale: 'x'"),
     "a name to delete": (lambda pipe: pipe.delete_adapters("b"), "no adapter 'b'"),
