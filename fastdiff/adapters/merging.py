@@ -120,7 +120,7 @@ class Merging:
                 self._written = wanted
                 return
             for key, recipe in before.items():
-                self._write(key, recipe)
+                self._write(key, () if recipe is _UNKNOWN else recipe)
         raise NonFiniteWeightsError("LoRA: a merged weight is beyond the range of float16; use a smaller weight")
 
     def _write(self, key: str, recipe: _Recipe) -> Tensor:

@@ -61,6 +61,7 @@ LATENTS = 4  # channels; VAEs of other model families have more
 
 EMBEDDING = "a textual inversion"
 CHANGES = "changes a model and is none itself"
+AS_LORA = f"{CHANGES} (--lora takes it)"
 OTHER = "fastdiff does not run it yet"
 HOLDS = "give a checkpoint of Stable Diffusion 1, 2 or XL"
 
@@ -76,8 +77,8 @@ class Refused(NamedTuple):
 
 # The first entry with a key in the file counts.
 REFUSED = (
-    Refused("a LyCORIS (LoHa, LoKr or OFT)", r"\.(?:hada_w[12]|lokr_w[12]|oft_(?:blocks|diag))", CHANGES),
-    Refused("a LoRA", r"(?:^|[._])lora_(?:up|down|A|B|te\d?|unet)[._]|\.lora\.", CHANGES),
+    Refused("a LyCORIS (LoHa, LoKr or OFT)", r"\.(?:hada_w[12]|lokr_w[12]|oft_(?:blocks|diag))", AS_LORA),
+    Refused("a LoRA", r"(?:^|[._])lora_(?:up|down|A|B|te\d?|unet)[._]|[._]lora\.", AS_LORA),
     Refused(EMBEDDING, r"^(?:emb_params|string_to_param|clip_[lg])$", CHANGES),
     Refused("a ControlNet", r"^control_model\.|input_hint_block\.|controlnet_", CHANGES, alone=False),
     Refused("an IP-Adapter", r"^ip_adapter\.|^image_proj\.", CHANGES),

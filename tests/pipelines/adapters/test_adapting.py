@@ -325,6 +325,14 @@ def test_a_sum_beyond_float16_is_refused_and_taken_back(folder, files):
     assert all(torch.equal(each, before[name]) for name, each in pipe.unet.named_parameters())
 
 
+def test_a_move_to_float16_of_a_sum_beyond_it_is_one_error(pipe, files):
+    pipe.load_lora_weights(files[0])
+    pipe.set_adapters("default_0", 1e6)
+    with pytest.raises(fastdiff.NonFiniteError, match="beyond the range of float16"):
+        pipe.to(torch.float16)
+    assert all(each.isfinite().all() for each in pipe.unet.parameters())
+
+
 def test_weights_in_8_bits_take_no_adapter(folder, files):
     pipe = fastdiff.Pipeline.from_pretrained(folder, precision="int8")
     with pytest.raises(fastdiff.InputError, match="8 bits; load the model with precision full"):
