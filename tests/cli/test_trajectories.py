@@ -102,6 +102,6 @@ def test_the_other_commands_know_such_folders(here, save_value_guided, tmp_path)
     done = here("models", "./value-guided")
     assert done.stdout == "./value-guided: trajectories of 14 channels, horizon any, ddpm, no labels\n", done.stderr
     done = here("sample", "-m", "value-guided", "--horizon", 16, "--explain", "--device", "cpu")
-    assert done.stdout.startswith("TrajectoryPipeline, 4x1x16x14, float32, cpu\n"), done.stderr
+    assert done.stdout.startswith("TrajectoryPipeline, 1x1x16x14, float32, cpu\n"), done.stderr
     assert here("sample", "-m", "value-guided", "--horizon", 16, "--steps", 1).returncode == 0
     assert "horizon: 16\n" in here("info", "outputs/3.png").stdout
