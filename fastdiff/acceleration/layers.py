@@ -15,7 +15,7 @@ def plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return a model's parameters by name, without those of adapters."""
+    """Return a model's parameters by name. The parameters of adapters are not among them."""
     return {
         f"{path}.{name}" if path else name: parameter
         for path, module in plain_modules(model)

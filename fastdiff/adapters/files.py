@@ -48,11 +48,6 @@ class Adapter:
     source: str  # its name in errors
     parts: Mapping[str, Mapping[str, Update]]  # part of the pipeline -> diffusers' key of a weight -> its update
 
-    @property
-    def rank(self) -> int:
-        """The largest rank of its updates."""
-        return max(update.rank for updates in self.parts.values() for update in updates.values())
-
 
 @dataclass(frozen=True)
 class Stored:

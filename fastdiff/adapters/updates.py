@@ -33,11 +33,6 @@ class Update:
         raise NotImplementedError
 
     @property
-    def rank(self) -> int:
-        """The rank of the update, which is never more than the sizes of the weight need."""
-        raise NotImplementedError
-
-    @property
     def device(self) -> torch.device:
         """The device of the tensors."""
         return next(each.device for each in vars(self).values() if isinstance(each, Tensor))
@@ -60,10 +55,6 @@ class LoRA(Update):
     up: Tensor  # (out, rank)
     scale: float
     mid: Tensor | None = None  # (rank, rank, kh, kw)
-
-    @property
-    def rank(self) -> int:
-        return len(self.down)
 
     def add_to(self, total: Tensor, weight: Tensor, factor: float, *, is_first: bool = False) -> None:
         down = self.down if self.mid is None else torch.einsum("rshw,si->rihw", self.mid, self.down).flatten(1)
@@ -97,10 +88,6 @@ class LoHa(Update):
     t1: Tensor | None = None  # (rank, rank, kh, kw)
     t2: Tensor | None = None
 
-    @property
-    def rank(self) -> int:
-        return len(self.w1_b)
-
     def add_to(self, total: Tensor, weight: Tensor, factor: float, *, is_first: bool = False) -> None:
         if is_first:
             total.zero_()
@@ -121,10 +108,6 @@ class LoKr(Update):
     w2_a: Tensor | None = None
     w2_b: Tensor | None = None
     t2: Tensor | None = None  # (rank, rank, kh, kw)
-
-    @property
-    def rank(self) -> int:
-        return max((len(each) for each in (self.w1_b, self.w2_b) if each is not None), default=0)
 
     def add_to(self, total: Tensor, weight: Tensor, factor: float, *, is_first: bool = False) -> None:
         if is_first:

@@ -60,10 +60,10 @@ class Adapting(Pipeline):
             pretrained_model_name_or_path_or_dict: a safetensors file of diffusers, peft, kohya or LyCORIS; a folder
                 with one; or its tensors by name. Nothing is downloaded.
             adapter_name: default: `default_0`, then `default_1` and so on.
-            hotswap: put the file in the place of the loaded adapter `adapter_name`, whatever its rank.
+            hotswap: replace the loaded adapter `adapter_name`. The ranks may differ.
             weight_name: the name of the file in a folder.
             subfolder: of the folder.
-            kwargs: arguments of diffusers that have no effect here, such as `low_cpu_mem_usage` and those of the hub.
+            kwargs: arguments of diffusers that have no effect here, such as `low_cpu_mem_usage` and the hub's options.
 
         Raises:
             InputError: for a file that is no LoRA of this model. Nothing has changed then.

@@ -94,8 +94,8 @@ class TextualInversion:
         Args:
             pretrained_model_name_or_path: one of these, or a list of them:
                 a safetensors file of diffusers (one tensor, named by its token), of A1111 (`emb_params`), or of SDXL
-                (`clip_l` and `clip_g`); a folder with one such file; a hub id; a dict of such tensors, or A1111's dict
-                as torch.load reads it; a tensor (C,) or (vectors, C), C being the encoder's width.
+                (`clip_l` and `clip_g`); a folder that holds one of these files; a hub id; a dict of the same tensors,
+                or A1111's dict as torch.load reads it; a tensor (C,) or (vectors, C), C being the encoder's width.
             token: the token, or one for each embedding. Default: the token in the file, else the file's name. Several
                 tokens for one embedding divide its vectors: one for each token.
             tokenizer: the tokenizer of the text encoder to load into. Default: the pipeline's first one; an embedding

@@ -38,7 +38,7 @@ class Packing:
     """How the weight of a step is packed."""
 
     def __init__(self, leaf: Leaf, args: tuple[Any, ...]):
-        """Remember a leaf and its arguments, of which the second is the weight. Keep the form of the other tensors."""
+        """Remember a leaf and its arguments. The second one is the weight. Keep the form of the other tensors."""
         self._pack = leaf.pack
         self._args = tuple(_form(each) if isinstance(each, Tensor) and i != 1 else each for i, each in enumerate(args))
         self._packed_writes = -1

@@ -8,7 +8,7 @@ from tests.support.text_pipelines import text_pipeline
 
 
 class Pair:
-    """Two equal pipelines, of which one runs on fastdiff."""
+    """Two equal pipelines. One of them runs on fastdiff."""
 
     def __init__(self, kind, *, accelerated=True):
         self.plain, self.fast = text_pipeline(kind), text_pipeline(kind)
