@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 from fastdiff import Pipeline, cli
@@ -51,28 +50,11 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def sample(text_folder):
-    """Return a function that runs `fastdiff sample` with the tiny model and returns its exit code."""
-    flags = ["--device", "cpu", "--steps", "1", "--num-images", "1"]
-
-    asked = ("--seed", "5", "--model", str(text_folder("sd1")), "--prompt", "a blurb cat, <dog>")
-
-    def run(*args, own=asked):
-        return cli.main(["sample", *flags, *own, *map(str, args)])
-
-    return run
-
-
-def pixels(path):
-    with Image.open(path) as image:
-        return image.tobytes()
-
-
+PROMPT = "a blurb cat, <dog>"
 BOTH = ("--embedding", "blurb.safetensors", "--embedding", "dog.safetensors:<dog>")
 
 
-def test_the_picture_is_the_librarys_and_the_png_says_it(here, sample, text_folder):
+def test_the_picture_is_the_librarys_and_the_png_says_it(here, sample, text_folder, pixels):
     assert sample(*BOTH, "-o", "first.png") == 0
     assert sample("-o", "plain.png") == 0
     assert pixels("first.png") != pixels("plain.png")
@@ -91,7 +73,7 @@ def test_the_picture_is_the_librarys_and_the_png_says_it(here, sample, text_fold
     assert wanted.tobytes() == pixels("first.png")
 
 
-def test_from_finds_moved_files_by_hash_then_by_name(here, sample, capsys):
+def test_from_finds_moved_files_by_hash_then_by_name(here, sample, capsys, pixels):
     assert sample(*BOTH, "-o", "first.png") == 0
     (here / "mine/deep").mkdir(parents=True)
     shutil.move("blurb.safetensors", "mine/deep/renamed.safetensors")
@@ -122,7 +104,7 @@ def test_from_finds_moved_files_by_hash_then_by_name(here, sample, capsys):
     assert png.read_settings("dog.png")["embedding"] == ["dog.safetensors:<dog>"]
 
 
-def test_a_file_of_the_current_folder_is_found_by_its_name(here, sample):
+def test_a_file_of_the_current_folder_is_found_by_its_name(here, sample, pixels):
     (here / "there").mkdir()
     shutil.move("dog.safetensors", "there/dog.safetensors")
     assert sample("--embedding", "there/dog.safetensors", "-o", "first.png") == 0

@@ -3,10 +3,9 @@
 import shutil
 
 import pytest
-from PIL import Image
 from safetensors.torch import save_file
 
-from fastdiff import Pipeline, cli
+from fastdiff import Pipeline
 from fastdiff.bulk.plan import Plan
 from fastdiff.checkpoints.model_hash import begin_files_hash, file_hash
 from fastdiff.requests import png
@@ -35,27 +34,11 @@ def here(tmp_path, monkeypatch, loras):
     return tmp_path
 
 
-@pytest.fixture
-def sample(text_folder):
-    """Return a function that runs `fastdiff sample` with the tiny model and returns its exit code."""
-    flags = ["--device", "cpu", "--steps", "1", "--num-images", "1"]
-    asked = ("--seed", "5", "--model", str(text_folder("sd1")), "--prompt", "a cat")
-
-    def run(*args, own=asked):
-        return cli.main(["sample", *flags, *own, *map(str, args)])
-
-    return run
-
-
-def pixels(path):
-    with Image.open(path) as image:
-        return image.tobytes()
-
-
+PROMPT = "a cat"
 BOTH = ("--lora", "style.safetensors", "--lora", "detail.safetensors:0.5")
 
 
-def test_the_picture_is_the_librarys_and_the_png_says_it(here, sample, text_folder):
+def test_the_picture_is_the_librarys_and_the_png_says_it(here, sample, text_folder, pixels):
     assert sample(*BOTH, "-o", "first.png") == 0
     assert sample("-o", "plain.png") == 0
     assert pixels("first.png") != pixels("plain.png")
@@ -74,7 +57,7 @@ def test_the_picture_is_the_librarys_and_the_png_says_it(here, sample, text_fold
     assert wanted.tobytes() == pixels("first.png")
 
 
-def test_from_finds_moved_files_by_hash_then_by_name(here, sample, capsys, loras):
+def test_from_finds_moved_files_by_hash_then_by_name(here, sample, capsys, loras, pixels):
     assert sample(*BOTH, "-o", "first.png") == 0
     (here / "mine/deep").mkdir(parents=True)
     shutil.move("style.safetensors", "mine/deep/renamed.safetensors")
