@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 # Operations that have no device code of their own run another one's.
 DEVICE_CODE = {"geglu": "linear", "swiglu": "linear"}
 OPERATIONS = (
-    "attention", "conv2d", "denoise", "from_int8", "geglu", "group_norm", "layer_norm", "linear", "scale_input",
-    "swiglu", "to_fp8",
+    "attention", "conv2d", "denoise", "from_int8", "geglu", "group_norm", "layer_norm", "linear", "merge_lora",
+    "scale_input", "swiglu", "to_fp8",
 )  # fmt: skip
 ON_CPU = ("cpu", "models_cpu", "png", "precision_pictures", "text_to_image_cpu")  # no Triton kernel runs there
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fastdiff.adapters.factors import ONE, Factor
-from fastdiff.adapters.updates import Update
+from fastdiff.adapters.updates import LoRA, Update
 from fastdiff.checkpoints.weights import diffusers_keys, split_stacked
 from fastdiff.errors import NonFiniteWeightsError
+from fastdiff.kernels.merge_lora import LowRank, merge_lora
 
 Updates = Mapping[str, Update]  # by diffusers' key of the weight
 _Recipe = tuple[tuple[Update, float], ...]  # what is added to a weight
@@ -114,20 +115,35 @@ class Merging:
         changed = {key: recipe for key, recipe in changed.items() if recipe != self._written.get(key, ())}
         before = {key: self._written.get(key, ()) for key in changed}
         with torch.inference_mode(False), torch.no_grad():  # so that torch counts the writes
-            written = [self._write(key, recipe) for key, recipe in changed.items()]
+            written = self._write_all(changed)
             narrow = [each.aminmax() for each in written if each.dtype == torch.float16]
             if not narrow or torch.stack([torch.stack(each) for each in narrow]).isfinite().all():
                 self._written = wanted
                 return
-            for key, recipe in before.items():
-                self._write(key, () if recipe is _UNKNOWN else recipe)
+            self._write_all({key: () if recipe is _UNKNOWN else recipe for key, recipe in before.items()})
         raise NonFiniteWeightsError("LoRA: a merged weight is beyond the range of float16; use a smaller weight")
 
-    def _write(self, key: str, recipe: _Recipe) -> Tensor:
-        """Write one weight, and return it."""
-        target, loaded = self._place(key)
+    def _write_all(self, recipes: Mapping[str, _Recipe]) -> list[Tensor]:
+        """Write weights, and return them. Those that one launch can write are written together."""
+        together: dict[Hashable, list[tuple[Tensor, Tensor, list[LowRank]]]] = {}
+        written = []
+        for key, recipe in recipes.items():
+            target, loaded = self._place(key)
+            changes = _low_rank(target, loaded, recipe)
+            if changes:
+                together.setdefault((target.dtype, changes[0].up.dtype), []).append((target, loaded, changes))
+            else:
+                self._write(target, loaded, recipe)
+            written.append(target)
+        for group in together.values():
+            merge_lora(*zip(*group, strict=True))
+        return written
+
+    def _write(self, target: Tensor, loaded: Tensor, recipe: _Recipe) -> None:
+        """Write one weight."""
         if not recipe:
-            return target.copy_(loaded)
+            target.copy_(loaded)
+            return
         scales = any(update.scales_weight for update, _ in recipe)
         weight = loaded.to(target.device, torch.float32, copy=True).reshape(len(loaded), -1) if scales else loaded
         total = weight.clone() if scales else torch.empty(len(target), target[0].numel(), device=target.device)
@@ -135,8 +151,9 @@ class Merging:
             here = update if update.device == target.device else update.to(target.device)
             here.add_to(total, weight, factor, is_first=i == 0 and not scales)
         if scales:
-            return target.copy_(total.reshape(target.shape))
-        return torch.add(loaded.to(target.device), total.view(target.shape), out=target)  # in float32, rounded once
+            target.copy_(total.reshape(target.shape))
+        else:
+            torch.add(loaded.to(target.device), total.view(target.shape), out=target)  # in float32, rounded once
 
     def _place(self, key: str) -> tuple[Tensor, Tensor]:
         """Return views of our parameter and of what was loaded into it, for diffusers' key of a weight."""
@@ -171,3 +188,15 @@ class Merging:
         """Return a state dict of the model with the weights as they were loaded."""
         loaded = {prefix + name: each for name, each in self._loaded.items()}
         return state | {name: each.to(state[name].device) for name, each in loaded.items()}
+
+
+def _low_rank(target: Tensor, loaded: Tensor, recipe: _Recipe) -> list[LowRank] | None:
+    """Return a recipe as changes for `merge_lora`, or None if that does not take them."""
+    if loaded.device != target.device or not target.is_contiguous() or target.shape[2:].numel() != 1:
+        return None
+    changes = []
+    for update, factor in recipe:
+        if type(update) is not LoRA or update.mid is not None or update.device != target.device:
+            return None
+        changes.append(LowRank(update.up, update.down, update.scale * factor))
+    return changes if len({each.dtype for change in changes for each in change[:2]}) == 1 else None

@@ -1,4 +1,6 @@
-"""Compute what an adapter adds to the weight of a layer: LoRA, DoRA, LoHa and LoKr. All arithmetic is float32.
+"""Compute what an adapter adds to the weight of a layer: LoRA, DoRA, LoHa and LoKr.
+
+The tensors of a file stay in its dtype, and all arithmetic is float32.
 
 A weight (out, in) or a filter (out, in, kh, kw) is changed as a matrix (out, in kh kw). An adapter adds
 `factor * scale * delta`. `scale` comes from the file (alpha and rank), `factor` from the user.
@@ -38,9 +40,9 @@ class Update:
         return next(each.device for each in vars(self).values() if isinstance(each, Tensor))
 
     def to(self: AnyUpdate, device: torch.device) -> AnyUpdate:
-        """Return the update with all tensors on a device, in float32."""
+        """Return the update with all tensors on a device, contiguous."""
         tensors = {
-            name: value.to(device, torch.float32)
+            name: value.to(device).contiguous()
             for name in (each.name for each in fields(self))
             if isinstance(value := getattr(self, name), Tensor)
         }
@@ -57,8 +59,10 @@ class LoRA(Update):
     mid: Tensor | None = None  # (rank, rank, kh, kw)
 
     def add_to(self, total: Tensor, weight: Tensor, factor: float, *, is_first: bool = False) -> None:
-        down = self.down if self.mid is None else torch.einsum("rshw,si->rihw", self.mid, self.down).flatten(1)
-        total.addmm_(self.up, down, beta=0 if is_first else 1, alpha=self.scale * factor)
+        down = self.down.float()
+        if self.mid is not None:
+            down = torch.einsum("rshw,si->rihw", self.mid.float(), down).flatten(1)
+        total.addmm_(self.up.float(), down, beta=0 if is_first else 1, alpha=self.scale * factor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +77,7 @@ class DoRA(LoRA):
         changed = weight.clone()
         super().add_to(changed, weight, factor)
         super().add_to(total, weight, factor)  # with several adapters, each scales the sum so far, as in peft
-        total *= (self.magnitude / torch.linalg.vector_norm(changed, dim=1))[:, None]
+        total *= (self.magnitude.float() / torch.linalg.vector_norm(changed, dim=1))[:, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +116,8 @@ class LoKr(Update):
     def add_to(self, total: Tensor, weight: Tensor, factor: float, *, is_first: bool = False) -> None:
         if is_first:
             total.zero_()
-        first = self.w1 if self.w1 is not None else _product(self.w1_a, self.w1_b)
-        second = self.w2 if self.w2 is not None else _product(self.w2_a, self.w2_b, self.t2)
+        first = self.w1.float() if self.w1 is not None else _product(self.w1_a, self.w1_b)
+        second = self.w2.float() if self.w2 is not None else _product(self.w2_a, self.w2_b, self.t2)
         first = first.reshape(*first.shape, *(1,) * (second.ndim - 2))
         total.add_(torch.kron(first, second.contiguous()).reshape(total.shape), alpha=self.scale * factor)
 
@@ -134,4 +138,5 @@ class LoKr(Update):
 def _product(left: Tensor | None, right: Tensor | None, core: Tensor | None = None) -> Tensor:
     """Return left @ right (out, in), or with a `core` (rank, rank, kh, kw) the filter (out, in, kh, kw)."""
     assert left is not None and right is not None
-    return left @ right if core is None else torch.einsum("ijhw,jr,ip->prhw", core, right, left)
+    left, right = left.float(), right.float()
+    return left @ right if core is None else torch.einsum("ijhw,jr,ip->prhw", core.float(), right, left)

@@ -13,6 +13,7 @@ from fastdiff.kernels.host.moments import Moments
 from fastdiff.kernels.host.weights import FP8, INT8, Quantised, k_first
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.merge_lora import LowRank, merge_lora
 from fastdiff.kernels.scale_input import scale_input
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
@@ -44,6 +45,12 @@ def row(n, length, channels, out_channels, dtype=torch.bfloat16, stride=1):
     residual = meta(n, 1, length // stride, out_channels, dtype=dtype)
     norm = Norm(8, bias, bias, activation="mish", temb=temb, residual=residual)
     return lambda: conv2d.kernel(x, weight, bias, stride=stride, padding=(2, 2, 0, 0), norm=norm)
+
+
+def merging(dtype=torch.bfloat16, factors=torch.float16):
+    """Return a call of merge_lora."""
+    change = LowRank(meta(640, 32, dtype=factors), meta(32, 1280, dtype=factors), 0.5)
+    return lambda: merge_lora.kernel([meta(640, 1280, dtype=dtype)], [meta(640, 1280, dtype=dtype)], [[change]])
 
 
 def norm(n, height, channels, pixels=None, dtype=torch.bfloat16, activation="silu", conditioned=False):
@@ -231,6 +238,8 @@ CASES = {
     "layer_norm-N1-C3000-fp32": token_norm(1, 16, 3000, dtype=torch.float32),
     "scale-input-N8-H64-guided": model_input(8, 64, copies=2),
     "scale-input-N1-H7-fp32": model_input(1, 7, torch.float32),
+    "merge_lora": merging(),
+    "merge_lora-fp32": merging(torch.float32, torch.float32),
     "denoise-N8-H256": step(8, 256),
     "denoise-N64-H32-guided-philox": step(64, 32, guided=True, noise="philox"),
     "denoise-N2-H7-learned": step(2, 7, variance="learned", noise="given", dtype=torch.float32),

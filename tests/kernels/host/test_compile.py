@@ -33,6 +33,7 @@ QUICK = {
     "linear-N1-C1-smallest",
     "layer_norm-N1-C1-smallest",
     "denoise-N8-H256",
+    "merge_lora",
     "scale-input-N8-H64-guided",
     "to_fp8-tokens-fp8",
     "to_fp8-pictures-fp8",
@@ -59,6 +60,8 @@ LARGEST = (
     "denoise-N2-H7-learned",
     "scale-input-N8-H64-guided",
     "scale-input-N1-H7-fp32",
+    "merge_lora",
+    "merge_lora-fp32",
 )
 LARGEST_FP8 = (
     "to_fp8-tokens",
