@@ -11,7 +11,8 @@ from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.launching import DTYPES, launch
 from fastdiff.kernels.plans.dispatch import Operation
 
-BM, BN, BK = 64, 128, 32  # the fastest of 8 for SDXL's weights and rank 32; 128 x 128 takes as long
+BM, BN, BK = 64, 128, 32  # the fastest of 7 for SDXL's weights and rank 32
+FLAT: tuple[list[int], ...] = ([], [1, 1])  # what follows the rows and columns of a matrix, and of a 1x1 filter
 
 
 class LowRank(NamedTuple):
@@ -49,20 +50,19 @@ class MergeLoRACall(Call[None]):
     def check(self) -> None:
         if not self.targets or len({len(each) for each in (self.targets, self.loaded, self.changes)}) > 1:
             raise ValueError("targets: expected at least one, and as many loaded weights and lists of changes")
-        kind = self.targets[0].dtype, self.device
+        dtype, device, factors = self.targets[0].dtype, self.device, self.factor_dtype
         for target, loaded, changes in zip(self.targets, self.loaded, self.changes, strict=True):
-            if (target.dtype, target.device) != kind or not target.is_contiguous() or target.shape[2:].numel() > 1:
-                raise ValueError(f"targets: expected contiguous matrices, {kind[0]}, got {_described(target)}")
-            if (loaded.dtype, loaded.device, loaded.shape) != (*kind, target.shape) or not loaded.is_contiguous():
+            rows, columns, *window = shape = target.shape
+            if target.dtype != dtype or target.device != device or not target.is_contiguous() or window not in FLAT:
+                raise ValueError(f"targets: expected contiguous matrices, {dtype}, got {_described(target)}")
+            if loaded.dtype != dtype or loaded.device != device or loaded.shape != shape or not loaded.is_contiguous():
                 raise ValueError(f"loaded: expected {_described(target)}, got {_described(loaded)}")
             for up, down, _ in changes:
-                if (len(up), down.shape[1:].numel()) != tuple(target.shape[:2]) or up.shape[1:] != down.shape[:1]:
+                if up.shape != (rows, down.shape[0]) or down.shape[1:] != (columns,):
                     raise ValueError(f"changes: {_described(up)} @ {_described(down)} is no {_described(target)}")
-        factors = [each for changes in self.changes for change in changes for each in change[:2]]
-        if len({each.dtype for each in factors}) > 1 or not all(each.is_contiguous() for each in factors):
-            raise ValueError("changes: expected contiguous tensors of one dtype")
-        if any(each.device != self.device for each in factors):
-            raise ValueError("changes: expected tensors on the device of the targets")
+                for each in (up, down):
+                    if each.dtype != factors or each.device != device or not each.is_contiguous():
+                        raise ValueError(f"changes: expected contiguous {factors} on {device}, got {_described(each)}")
 
     @property
     def factor_dtype(self) -> torch.dtype | None:
@@ -86,7 +86,7 @@ class MergeLoRACall(Call[None]):
 
         kinds = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
         weights, changes, factors = self._tables()
-        tiles = torch.tensor([_tiles(target) for target in self.targets])
+        tiles = torch.tensor([-(-rows // BM) * -(-columns // BN) for _, _, rows, columns, *_ in weights])
         of = torch.repeat_interleave(torch.arange(len(tiles)), tiles)
         within = torch.arange(len(of)) - (tiles.cumsum(0) - tiles)[of]
         tables = [
@@ -108,18 +108,15 @@ class MergeLoRACall(Call[None]):
         changes: list[list[int]] = []
         for target, loaded, its in zip(self.targets, self.loaded, self.changes, strict=True):
             first = len(changes)
-            changes += [[up.data_ptr(), down.data_ptr(), len(down)] for up, down, _ in its]
-            weights.append([target.data_ptr(), loaded.data_ptr(), *target.shape[:2], first, len(changes)])
+            changes += [[up.data_ptr(), down.data_ptr(), up.shape[1]] for up, down, _ in its]
+            rows, columns = target.shape[:2]
+            weights.append([target.data_ptr(), loaded.data_ptr(), rows, columns, first, len(changes)])
         return weights, changes, [factor for its in self.changes for *_, factor in its]
 
 
 merge_lora = Operation("merge_lora", MergeLoRACall)
 
 
-def _tiles(target: Tensor) -> int:
-    rows, columns = target.shape[:2]
-    return -(-rows // BM) * -(-columns // BN)
-
-
 def _described(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    contiguous = "" if tensor.is_contiguous() else ", not contiguous"
+    return f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}{contiguous}"

@@ -357,7 +357,7 @@ TABLES: dict[str, Table] = {
     "scale-input": operation("scale_input", *PEERS, extra=(TBPS, SHARE)),
     "geglu": operation("geglu", *PEERS, "hopper", "kernel"),
     "swiglu": operation("swiglu", *PEERS, "hopper", "kernel"),
-    "merge-lora": operation("merge_lora", "eager", extra=(TBPS, SHARE)),
+    "merge-lora": Table("merge_lora", times("ms", "fastdiff", "eager")),
     "from-int8": operation("from_int8", *PEERS, extra=(TBPS, SHARE)),
     "to-fp8": operation("to_fp8", *PEERS, extra=(TBPS, SHARE)),
     "block": Table("block", [*times("us", "fastdiff", "unfused", "compile", "eager"), Column("gain", of("gain"))]),

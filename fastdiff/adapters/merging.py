@@ -192,11 +192,14 @@ class Merging:
 
 def _low_rank(target: Tensor, loaded: Tensor, recipe: _Recipe) -> list[LowRank] | None:
     """Return a recipe as changes for `merge_lora`, or None if that does not take them."""
-    if loaded.device != target.device or not target.is_contiguous() or target.shape[2:].numel() != 1:
+    device = target.device
+    if loaded.device != device or not target.is_contiguous() or target.shape[2:].numel() != 1:
         return None
-    changes = []
+    changes: list[LowRank] = []
     for update, factor in recipe:
-        if type(update) is not LoRA or update.mid is not None or update.device != target.device:
+        if type(update) is not LoRA or update.mid is not None or update.up.device != device:
             return None
         changes.append(LowRank(update.up, update.down, update.scale * factor))
-    return changes if len({each.dtype for change in changes for each in change[:2]}) == 1 else None
+        if not changes[0].up.dtype == update.up.dtype == update.down.dtype:
+            return None
+    return changes

@@ -109,7 +109,7 @@ REFUSED = {
     "rows-that-differ": (([W], [W], [[LowRank(UP[:3], DOWN, 1.0)]]), "changes: .* is no"),
     "changes-of-two-dtypes": (([W], [W], [[LowRank(UP, DOWN.half(), 1.0)]]), "changes: expected contiguous"),
     "a-transposed-change": (([W], [W], [[LowRank(UP, DOWN.T.contiguous().T, 1.0)]]), "changes: expected contiguous"),
-    "a-change-elsewhere": (([W], [W], [[LowRank(UP, DOWN.to("meta"), 1.0)]]), "changes: expected tensors on"),
+    "a-change-elsewhere": (([W], [W], [[LowRank(UP, DOWN.to("meta"), 1.0)]]), "changes: expected contiguous"),
 }
 
 
