@@ -7,7 +7,7 @@ all projections of all attentions and feed-forward layers. `eager`, `compile` an
 last two compile the transformer blocks alone, by diffusers' `compile_repeated_blocks`: torch.compile of the whole U-Net
 and its recompilations take more than seven minutes. `hotswap` is diffusers' `enable_lora_hotswap`.
 
-    plain      ms of a step without a LoRA
+    plain      ms of a step without a LoRA, before and after the others are measured
     step       ms of a step with two
     first      seconds of the first step with both, which compiles
     weights    ms until new weights of both count in a finished step, less the time of that step
@@ -15,6 +15,7 @@ and its recompilations take more than seven minutes. `hotswap` is diffusers' `en
     memory     GB of GPU memory that the two LoRAs take, with the copy of the weights that they change
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +51,7 @@ def rows(workloads: list[str]) -> Iterator[dict[str, Any]]:
     for workload in workloads:
         measure = of_fastdiff if workload == "fastdiff" else of_diffusers
         yield {"workload": workload, **measure(workload, unet, loras)}
+        gc.collect()  # the memory of the next row is measured
 
 
 @torch.no_grad()
@@ -88,7 +90,7 @@ def of_fastdiff(workload: str, unet: Any, loras: list[State]) -> dict[str, float
 
     for _ in range(3):
         run(2)
-    plain_picture, plain = run(4), median(step)
+    plain_picture, plain = run(4), [step() for _ in range(ROUNDS)]
     before = torch.cuda.memory_allocated()
     for name, lora in zip(NAMES, loras, strict=False):
         pipe.load_lora_weights(lora, adapter_name=name)
@@ -97,7 +99,7 @@ def of_fastdiff(workload: str, unet: Any, loras: list[State]) -> dict[str, float
     first = seconds(lambda: (pipe.set_adapters(list(NAMES), [0.7, 0.4]), run(2)))
     weights = iter(range(1, 100))
     changes = median(lambda: 1e3 * seconds(lambda: pipe.set_adapters(list(NAMES), [0.01 * next(weights), 0.5])))
-    found = {"plain": plain, "step": median(step), "first": first, "weights": changes}
+    found = {"step": median(step), "first": first, "weights": changes}
 
     def replace() -> None:
         for name, lora in zip(NAMES, loras[2:], strict=True):
@@ -107,7 +109,8 @@ def of_fastdiff(workload: str, unet: Any, loras: list[State]) -> dict[str, float
     assert graphs == [id(graph) for each in ours._graphs.values() for graph in each._graphs.values()]
     pipe.unload_lora_weights()
     assert torch.equal(run(4), plain_picture)
-    return found | {"memory": memory / 1e9}
+    plain += [step() for _ in range(ROUNDS)]
+    return {"plain": statistics.median(plain)} | found | {"memory": memory / 1e9}
 
 
 def of_diffusers(workload: str, unet: Any, loras: list[State]) -> dict[str, float]:
@@ -127,7 +130,7 @@ def of_diffusers(workload: str, unet: Any, loras: list[State]) -> dict[str, floa
         torch._dynamo.reset()
         unet.compile_repeated_blocks()
     run()
-    plain = median(step)
+    plain = [step() for _ in range(ROUNDS)]
     if workload == "hotswap":
         unet.enable_lora_hotswap(target_rank=RANK)
     before = torch.cuda.memory_allocated()
@@ -135,7 +138,7 @@ def of_diffusers(workload: str, unet: Any, loras: list[State]) -> dict[str, floa
         unet.load_lora_adapter(dict(lora), prefix="unet", adapter_name=name)
     memory = torch.cuda.memory_allocated() - before
     unet.set_adapters(list(NAMES), [0.7, 0.4])
-    found = {"plain": plain, "first": seconds(run), "step": median(step)}
+    found = {"first": seconds(run), "step": median(step)}
 
     def change() -> None:
         unet.set_adapters(list(NAMES), [0.3, 0.9])
@@ -152,9 +155,10 @@ def of_diffusers(workload: str, unet: Any, loras: list[State]) -> dict[str, floa
     found["weights"] = 1e3 * seconds(change) - found["step"]
     found["replace"] = 1e3 * seconds(replace) - found["step"]
     unet.unload_lora()
+    plain += [step() for _ in range(ROUNDS)]
     for module in unet.modules():
         module._compiled_call_impl = None
-    return found | {"memory": memory / 1e9}
+    return {"plain": statistics.median(plain)} | found | {"memory": memory / 1e9}
 
 
 def seconds(call: Callable[[], Any]) -> float:
