@@ -26,6 +26,15 @@ class Guidance:
     scale: float
     null_conditions: Tensor  # (N,) int64, per picture the condition that guidance leads away from
     rescale: float = 0.0  # the share rescaled to the conditional output's deviation; Lin et al. 2024, 3.4
+    interval: tuple[float, float] = (0.0, 1.0)  # the part of the run with guidance; see `guides`
+
+    def guides(self, step: int, steps: int) -> bool:
+        """Whether a step is guided, as by diffusers' ClassifierFreeGuidance.
+
+        Kynkäänniemi et al. 2024 (arXiv 2404.07724) describe guidance in an interval.
+        """
+        start, stop = self.interval
+        return int(start * steps) <= step < int(stop * steps)
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,10 @@ class Conditions:
         """Return the number of conditions. It is 1 for a model without labels and prompts."""
         told = self.labels if self.prompt is None else self.prompt.text
         return 1 if told is None else len(told)
+
+    def guides(self, step: int, steps: int) -> bool:
+        """Whether a step is guided."""
+        return self.guidance is not None and self.guidance.guides(step, steps)
 
 
 def choose_conditions(

@@ -5,7 +5,7 @@ do not keep that promise, so the CPU path computes each picture on its own, with
 """
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -61,13 +61,20 @@ def denoise(
     Raises OutOfMemoryError.
     """
     seeds = noise if isinstance(noise, Tensor) else None
-    loop = _Loop(denoiser, schedule, conditions, seeds, denoiser.weights_state)
+    weights, loops = denoiser.weights_state, dict[bool, _Loop]()  # by whether a step is guided
     if known is not None:
         x_t = known.set_in(x_t.clone())  # the caller may own x_t
     kept = {"earlier": x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:])} if schedule.multistep else {}
     for i, draws in enumerate(schedule.draws_noise):
-        if loop.weights != denoiser.weights_state:  # adapters have changed what was computed before the loop
-            loop = replace(loop, weights=denoiser.weights_state)
+        if weights != denoiser.weights_state:  # adapters have changed what was computed before the loop
+            weights = denoiser.weights_state
+            loops.clear()
+        guided = conditions.guides(i, len(schedule))
+        if guided not in loops:
+            loops[guided] = _Loop(
+                denoiser, schedule, conditions if guided else replace(conditions, guidance=None), seeds
+            )
+        loop = loops[guided]
         z = noise() if draws and not isinstance(noise, Tensor) else None
         x_t, x0, *earlier = _join(portions.map(functools.partial(loop.take_step, x_t, i, z, **kept), len(x_t)))
         kept = {"earlier": earlier[0]} if earlier else {}
@@ -75,7 +82,9 @@ def denoise(
             known.set_in(x_t)
         if after_step is not None:
             x_t, changed = after_step(i, x_t)
-            loop = loop if changed is None else replace(loop, conditions=changed)
+            if changed is not None:
+                conditions = changed
+                loops.clear()
         yield x_t, x0
 
 
@@ -161,7 +170,9 @@ class _Constants(NamedTuple):
 
 @dataclass(frozen=True)
 class _Loop:
-    """The state shared by all steps, and two ways to take step i: the whole part as a CUDA graph, or by picture.
+    """The state shared by all guided steps, or by all others.
+
+    There are two ways to take step i: the whole part as a CUDA graph, or by picture.
 
     Both return x_{t-1} and x0 for `part`, a slice of the N pictures. x_t is (N, H, W, C). `noise` is (N, H, W, C), or
     None if the step draws none or the noise comes from `seeds`. With `earlier` (N, EARLIER, H, W, C), which earlier
@@ -172,7 +183,6 @@ class _Loop:
     schedule: Schedule
     conditions: Conditions
     seeds: Tensor | None  # (N,) int64, on the model's device; None if a generator draws the noise
-    weights: Hashable = None  # the denoiser's `weights_state` that the conditioning is computed with
 
     @functools.cached_property
     def table(self) -> ConditioningTable:

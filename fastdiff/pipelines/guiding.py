@@ -1,6 +1,7 @@
 """The conditions of a text-to-image run: the encoded prompts, and the negative prompts for guidance."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,14 +15,22 @@ from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.pipelines.encoding import Encoded
 from fastdiff.pipelines.prompts import Prompts
 
+
+class Guiding(NamedTuple):
+    """How a run is guided; see `conditions.Guidance`."""
+
+    scale: float  # 1 or less is unguided
+    rescale: float = 0.0
+    interval: tuple[float, float] = (0.0, 1.0)
+
+
 Told = tuple[Encoded, Tensor | None]  # a prompt, and the six size numbers of SDXL
 
 
 def make_conditions(
     prompts: Prompts,
     of_pictures: Sequence[int],
-    scale: float,
-    rescale: float,
+    guiding: Guiding,
     time_ids: tuple[Tensor, Tensor] | None,
     unet: UNet2DConditionModel,
     device: torch.device,
@@ -30,8 +39,7 @@ def make_conditions(
 
     Args:
         of_pictures: the index of each picture's prompt.
-        scale: the guidance scale. A scale of 1 or less is unguided.
-        rescale: see `conditions.Guidance`.
+        guiding: without any guided step, no negative prompt is encoded.
         time_ids: for SDXL, the size numbers of the conditional and of the unconditional half, (6,) each.
         device: the U-Net's device.
 
@@ -40,13 +48,14 @@ def make_conditions(
     ids, ids_away = time_ids or (None, None)
     encoded, is_told = prompts.encode(), unet.config.time_cond_proj_dim is not None
     halves: list[list[Told]] = [[(encoded[i], ids) for i in of_pictures]]
-    if scale > 1 and not is_told:
+    start, stop = guiding.interval
+    if guiding.scale > 1 and start < stop and not is_told:
         away = prompts.encode_negative(encoded)
         halves.insert(0, [(away[i], ids_away) for i in of_pictures])
     listed, places = _list([told for half in halves for told in half])
     *null, own = upload(places, device).split(len(of_pictures))
-    guidance = Guidance(scale, null[0], rescale) if null else None
-    prompt = _stack(listed, unet, device, scale if is_told else None)
+    guidance = Guidance(guiding.scale, null[0], guiding.rescale, guiding.interval) if null else None
+    prompt = _stack(listed, unet, device, guiding.scale if is_told else None)
     return Conditions(None, own, guidance, prompt)
 
 

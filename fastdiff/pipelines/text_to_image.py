@@ -27,7 +27,7 @@ from fastdiff.pipelines.base import LastRun
 from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback
 from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
 from fastdiff.pipelines.encoding import TextEncoders
-from fastdiff.pipelines.guiding import make_conditions
+from fastdiff.pipelines.guiding import Guiding, make_conditions
 from fastdiff.pipelines.image_processor import ImageProcessor
 from fastdiff.pipelines.inversion import TextualInversion
 from fastdiff.pipelines.parts import VAE_KINDS
@@ -164,6 +164,8 @@ class TextToImagePipeline(TextualInversion, Adapting):
         *,
         negative_prompt: Texts = None,
         guidance_rescale: float = 0.0,
+        guidance_start: float = 0.0,
+        guidance_stop: float = 1.0,
         num_images_per_prompt: int = LIBRARY.pictures,
         callback_on_step_end: Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
@@ -183,6 +185,10 @@ class TextToImagePipeline(TextualInversion, Adapting):
                 cut, with a warning.
             negative_prompt: what to avoid: one text, or one for each prompt.
             guidance_rescale: 0 to 1; Lin et al. 2024 (arXiv 2305.08891), section 3.4.
+            guidance_start: 0 to 1. With `guidance_stop`, the part of the run that is guided: of N model calls, number
+                int(guidance_start * N) and those after it, up to number int(guidance_stop * N), as in diffusers'
+                ClassifierFreeGuidance. The other calls compute the conditional half alone, in half the time.
+            guidance_stop: `guidance_start` to 1.
             num_images_per_prompt: pictures for each prompt. Picture i has seed `seed + i`. A list of seeds replaces it.
             callback_on_step_end: called after each step, as in diffusers, with the pipeline, the index of the step, its
                 timestep, and the tensors that `callback_on_step_end_tensor_inputs` names; see `callbacks.StepCallback`.
@@ -205,6 +211,7 @@ class TextToImagePipeline(TextualInversion, Adapting):
         of_sdxl = self.encoders.of_sdxl
         tensor_names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, of_sdxl=of_sdxl)
         rescale = checked("guidance_rescale", guidance_rescale, Fraction)
+        interval = _interval(guidance_start, guidance_stop)
         lora_scale = scale_of(cross_attention_kwargs)
         subjects = Subjects("prompt", range(prompts.count), "num_images_per_prompt", num_images_per_prompt)
         drawing = self._begin(asked, subjects)
@@ -213,9 +220,8 @@ class TextToImagePipeline(TextualInversion, Adapting):
         scale = drawing.sampling.guidance_scale
         with naming_lost_device(), self._encoding(lora_scale):
             time_ids = sizes.time_ids(*self._told_size(asked, drawing.shape)) if of_sdxl else None
-            conditions = make_conditions(
-                prompts, drawing.subjects, scale, rescale, time_ids, self.denoiser, self.device
-            )
+            guiding = Guiding(scale, rescale, interval)
+            conditions = make_conditions(prompts, drawing.subjects, guiding, time_ids, self.denoiser, self.device)
         after_step = None
         if callback_on_step_end is not None:
             running = RunningPipeline(self, len(drawing.schedule), scale)
@@ -335,6 +341,13 @@ class TextToImagePipeline(TextualInversion, Adapting):
             return x.permute(0, 3, 1, 2)
 
         return end
+
+
+def _interval(start: Any, stop: Any) -> tuple[float, float]:
+    start, stop = checked("guidance_start", start, Fraction), checked("guidance_stop", stop, Fraction)
+    if start > stop:
+        raise InputError(f"guidance_stop: {stop} is before guidance_start, {start}; give a larger number")
+    return start, stop
 
 
 def _check_unet(unet: UNet2DConditionModel, vae: Autoencoder) -> None:

@@ -1,5 +1,7 @@
 """The loop against its definition: predict, guide, step."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -76,6 +78,29 @@ def test_steps_are_prediction_guidance_and_row(denoiser, kind, scale):
         torch.testing.assert_close(x_prev, expected[0], rtol=0, atol=1e-4)
         torch.testing.assert_close(x0, expected[1], rtol=0, atol=1e-4)
         x = x_prev
+
+
+def test_guidance_of_an_interval_computes_one_half_in_other_steps(denoiser, monkeypatch):
+    conditions = Conditions(LABELS, PICTURES, Guidance(3.0, NULL, interval=(0.25, 0.8)))  # of 5 steps: 1, 2 and 3
+    x = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
+    predicted, own = Counter(), denoiser.predict
+
+    def predict(x, conditioning):
+        predicted[len(whole)] += len(x)
+        return own(x, conditioning)
+
+    monkeypatch.setattr(denoiser, "predict", predict)
+    denoiser.use_graphs = False
+    whole, schedule = [], DDIMScheduler().schedule(5)
+    for x_prev, _ in denoise(denoiser, x, schedule, conditions, noise=SEEDS, portions=portions()):
+        whole.append(x_prev)
+    assert predicted == {0: 4, 1: 8, 2: 8, 3: 8, 4: 4}
+    for guided in (False, True):
+        guidance = Guidance(3.0, NULL) if guided else None
+        loop = a_loop(denoiser, schedule, guidance, SEEDS)
+        for i in range(1, 5):
+            same = torch.equal(loop.take_step(whole[i - 1], i, None)[0], whole[i])
+            assert same == (guided == (i in (1, 2, 3)))
 
 
 def test_noise_is_asked_for_only_where_a_step_adds_it(denoiser):

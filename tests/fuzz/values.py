@@ -283,7 +283,7 @@ OF_PROMPTS = {  # arguments of text-to-image pipelines, and values that fit or a
     "clip_skip": ("0", "1", "2"),
     "num_images_per_prompt": ("1", "2"),
     "guidance_scale": ("0", "1", "1.9"),
-    "guidance_rescale": ("0", "1"),
+    **dict.fromkeys(("guidance_rescale", "guidance_start", "guidance_stop"), ("0", "1")),
     "latents": ("latents", "two latents", "one-pixel latents"),
     "output_type": ("np", "pt", "pil", "latent"),
     "callback_on_step_end": ("callback", "callback of NaN"),

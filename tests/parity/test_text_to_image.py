@@ -249,3 +249,33 @@ def test_latents_of_another_mean_and_spread(both):
     for kind in ("sd1", SDXL):
         theirs, ours = both(kind, vae=tiny_vae(kind, **spread))
         assert_both_draw_the_same(theirs, ours)
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "stop", "scheduler"),
+    [
+        ("sd1", 0.0, 0.5, diffusers.DDIMScheduler),
+        ("sd1", 0.3, 0.75, diffusers.HeunDiscreteScheduler),
+        ("sd1", 0.5, 0.5, diffusers.DDIMScheduler),
+        (SDXL, 0.25, 1.0, diffusers.EulerDiscreteScheduler),
+    ],
+)
+def test_guidance_in_a_part_of_the_run(kind, start, stop, scheduler, both, monkeypatch):
+    """Against diffusers with the scale 1 in the other steps, which makes the unconditional half count nothing."""
+    theirs, ours = both(kind)
+    theirs.scheduler = scheduler.from_config(theirs.scheduler.config)
+    ours.scheduler = theirs.scheduler
+    monkeypatch.setattr(type(theirs), "do_classifier_free_guidance", True)
+    options = {"num_inference_steps": 5, "negative_prompt": "dog"}
+    calls = len(draw(ours, **options)[0])
+    first, last = int(start * calls), int(stop * calls)
+
+    def scale(step):
+        return 3.0 if first <= step < last else 1.0
+
+    def edit(pipe, step, timestep, tensors):
+        pipe._guidance_scale = scale(step + 1)
+        return {}
+
+    expected = draw(theirs, edit, guidance_scale=scale(0), **options)
+    assert_same(draw(ours, guidance_scale=3.0, guidance_start=start, guidance_stop=stop, **options), expected)

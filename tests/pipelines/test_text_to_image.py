@@ -40,6 +40,7 @@ COMPANY = {
     "sd1-noise-of-steps": ("sd1", "euler-a", {}),
     "sd2": ("sd2", None, {}),
     "sdxl": ("sdxl", None, {}),
+    "sd1-guided-in-part": ("sd1", None, {"guidance_start": 0.5}),
     "sdxl-unguided": ("sdxl", "ddpm", {"guidance_scale": 1}),
 }
 
