@@ -22,14 +22,14 @@ from fastdiff.execution.memory import Portions
 from fastdiff.execution.pace import Pace
 from fastdiff.kinds import NotNegative
 from fastdiff.models.unet2d import UNet2DModel
-from fastdiff.pipelines.drawing import Drawing, DrawingOptions
+from fastdiff.pipelines.drawing import Drawing, DrawingOptions, Start
 from fastdiff.pipelines.folders import FromFolder
 from fastdiff.pipelines.signatures import CALLS, by_name
 from fastdiff.requests.defaults import LIBRARY, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.requests.file_option import FileOption, weight_of
 from fastdiff.requests.request import Request
 from fastdiff.samplers.shared.noise import Noise, check_generators
-from fastdiff.samplers.shared.schedule import Schedule
+from fastdiff.samplers.shared.schedule import Begin, Schedule
 from fastdiff.schema import checked
 
 _log = logging.getLogger(__name__)
@@ -133,7 +133,9 @@ class Pipeline(FromFolder):
                     warned = True
         return output if return_dict else tuple(output)
 
-    def _begin(self, options: DrawingOptions, subjects: Subjects, **counts: int | None) -> Drawing:
+    def _begin(
+        self, options: DrawingOptions, subjects: Subjects, starts_from: Start | None = None, **counts: int | None
+    ) -> Drawing:
         """Return the `Drawing` of a call. Every argument is checked and every default is set; no noise is drawn yet.
 
         counts: argument name -> the number of pictures that the argument asks for. Raises InputError, which names the
@@ -144,13 +146,27 @@ class Pipeline(FromFolder):
         check_latents(options.latents, self.denoiser.config)
         chosen, seeds = list_pictures(subjects, options.seed, options.counts | counts)
         sampling = self._complete(options)
-        schedule = self._schedule(sampling, options.timesteps, options.sigmas)
+        if starts_from is not None:
+            starts_from.check_count(len(seeds))
+        begin = None if starts_from is None else starts_from.begin
+        schedule = self._schedule(sampling, options.timesteps, options.sigmas, begin)
         self._last = LastRun(sampling.guidance_scale, len(schedule))
         shape = self._shape(options)
         noise = Noise(seeds, shape, options.generator, self.device, self.dtype)
         halves = options.generator is None
         portions = Portions(len(seeds), self.device, self.dtype, halves=halves, release=self._release_graphs)
-        return Drawing(chosen, shape, sampling, schedule, noise, options.latents, portions, output_type, options.wait)
+        return Drawing(
+            chosen,
+            shape,
+            sampling,
+            schedule,
+            noise,
+            options.latents,
+            portions,
+            output_type,
+            options.wait,
+            starts_from,
+        )
 
     def _complete(self, options: DrawingOptions) -> Sampling:
         """Return the sampling options with every default set."""
@@ -235,8 +251,13 @@ class Pipeline(FromFolder):
 
         return end
 
-    def _schedule(self, sampling: Sampling, timesteps: Any = None, sigmas: Any = None) -> Schedule:
-        """Return the schedule of a run. `timesteps` or `sigmas` replace the number of steps, as in diffusers."""
+    def _schedule(
+        self, sampling: Sampling, timesteps: Any = None, sigmas: Any = None, begin: Begin | None = None
+    ) -> Schedule:
+        """Return the schedule of a run. `timesteps` or `sigmas` replace the number of steps, as in diffusers.
+
+        `begin` chooses the first model call. Raises InputError for options that the scheduler or the model lacks.
+        """
         asked = {"timesteps": timesteps, "sigmas": sigmas}
         custom = {name: value for name, value in asked.items() if value is not None}
         steps: Any = None if custom else sampling.num_inference_steps
@@ -248,6 +269,7 @@ class Pipeline(FromFolder):
             steps,
             eta=sampling.eta,
             use_clipped_model_output=sampling.use_clipped_model_output,
+            begin=begin,
             **custom,
         )
         channels = self.denoiser.config.sample_channels, self.denoiser.config.prediction_channels

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -54,6 +54,22 @@ class DrawingOptions:
         }
 
 
+class Start(Protocol):
+    """What a run starts from, if not from noise alone."""
+
+    def begin(self, timesteps: Tensor, steps: int, order: int) -> int:
+        """Return the index of the first model call; see `samplers.shared.schedule.Begin`."""
+        ...
+
+    def check_count(self, pictures: int) -> None:
+        """Raise InputError unless it can start so many pictures."""
+        ...
+
+    def x_t(self, noise: Noise, schedule: Schedule) -> Tensor:
+        """Return the input of the first step, (N, H, W, C) float32. `noise` draws in turn."""
+        ...
+
+
 @dataclass(frozen=True)
 class Drawing:
     """The pictures of a call, with all arguments checked and all defaults set."""
@@ -67,6 +83,7 @@ class Drawing:
     portions: Portions
     output_type: str
     wait: bool  # whether to keep only a few steps in the GPU's queue, and wait for the pictures of the last step
+    starts_from: Start | None = None  # None: noise alone
 
     @property
     def seeds(self) -> Sequence[int]:
@@ -77,6 +94,9 @@ class Drawing:
         """Return x_T (N, H, W, C) float32, the input of the first step. Raises OutOfMemoryError."""
         latents = None if self.latents is None else self.latents.reshape(-1, *self.shape)
         with naming_lost_device():
+            if self.starts_from is not None:
+                draw = partial(self.starts_from.x_t, self.noise.in_turn(), self.schedule)
+                return or_explain(draw, self.portions.problem)
             x_t = or_explain(partial(self.noise.start, latents), self.portions.problem)
             return x_t if self.schedule.init_noise_sigma == 1 else x_t * self.schedule.init_noise_sigma
 

@@ -14,6 +14,7 @@ from fastdiff.diffusion.decoding import OutputType, check_finite
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, tensor
 from fastdiff.kinds import Pixels
+from fastdiff.pipelines.pil_images import as_rgb
 from fastdiff.pipelines.surface import Surface
 from fastdiff.schema import checked
 
@@ -70,19 +71,18 @@ class ImageProcessor:
             width: as `height`.
 
         PIL images of another size are resized with Lanczos filters, the others with the nearest pixels, as in
-        diffusers. Raises InputError for anything else.
+        diffusers. PIL images of any mode become RGB, and upright as their EXIF says. Raises InputError for anything
+        else.
         """
         asked = checked("height", height, Pixels | None), checked("width", width, Pixels | None)
         images = image if isinstance(image, list | tuple) else [image]
         if images and all(isinstance(each, Image.Image) for each in images):
-            sizes = [self._size(asked, (images[0].height, images[0].width))] * len(images)
-            pixels = [
-                np.asarray(each.convert("RGB").resize(size[::-1], Image.Resampling.LANCZOS))
-                for each, size in zip(images, sizes, strict=True)
-            ]
+            pictures = [as_rgb(each) for each in images]
+            height, width = self._size(asked, (pictures[0].height, pictures[0].width))
+            pixels = [np.asarray(each.resize((width, height), Image.Resampling.LANCZOS)) for each in pictures]
             x = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 255
             return 2 * x - 1
-        x = _stacked(images, image)
+        x = stacked(images, image)
         size = self._size(asked, (x.shape[2], x.shape[3]))
         x = x if size == tuple(x.shape[2:]) else F.interpolate(x, size=size)
         return x if x.min() < 0 else 2 * x - 1
@@ -96,13 +96,29 @@ class ImageProcessor:
         return height - height % factor, width - width % factor
 
 
-def _stacked(images: Sequence[Any], given: Any) -> Tensor:
-    """Return arrays or tensors as one float32 tensor (N, C, H, W). `given` is for errors."""
+def stacked(images: Sequence[Any], given: Any) -> Tensor:
+    """Return arrays or tensors as one float32 tensor (N, C, H, W). `given` is for errors.
+
+    Raises InputError for anything else, and for several sizes.
+    """
     kinds: dict[Any, tuple[int, ...]] = {np.ndarray: (0, 3, 1, 2), Tensor: (0, 1, 2, 3)}
     for kind, order in kinds.items():
-        if images and all(isinstance(each, kind) and each.ndim in (3, 4) for each in images):
-            parts = [torch.as_tensor(each).float() for each in images]
+        if images and all(isinstance(each, kind) and each.ndim in (3, 4) and _is_real(each) for each in images):
+            parts = [_as_float(each) for each in images]
             parts = [part if part.ndim == 4 else part[None] for part in parts]
             if len({part.shape[1:] for part in parts}) == 1 and all(part.numel() for part in parts):
                 return torch.cat(parts).permute(order)
     raise InputError(f"image: {shown(given)} holds no pictures; {_WANTED}")
+
+
+def _is_real(values: Any) -> bool:
+    return values.dtype.kind in "biuf" if isinstance(values, np.ndarray) else not values.is_complex()
+
+
+def _as_float(values: Any) -> Tensor:
+    """Return an array or tensor as float32. Bytes are levels from 0 to 255, and become values in [0, 1]."""
+    if isinstance(values, np.ndarray):
+        numbers = torch.from_numpy(np.array(values, np.float32, order="C"))  # a copy, as it may not be writable
+    else:
+        numbers = values.detach().float()
+    return numbers / 255 if values.dtype in (np.uint8, torch.uint8) else numbers

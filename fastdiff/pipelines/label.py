@@ -27,6 +27,7 @@ _Names = Annotated[str | tuple[str, ...], Wanted("the name of a label, or a list
 
 REFUSED = {  # arguments of other pipelines, and why they are refused
     "prompt": "this model has no text encoder; leave it out, or give a Stable Diffusion model",
+    "image": "only text-to-image pipelines start from a picture; leave it out, or give a Stable Diffusion model",
     "horizon": "this model draws pictures; leave it out",
     "conditions": "this model draws pictures; leave it out",
     "sort_by_value": "this pipeline has no value_function; leave it out",

@@ -46,6 +46,16 @@ class SizeOptions:
         away = self.negative_original_size, self.negative_crops_coords_top_left, self.negative_target_size
         return ids, _ids(*away)
 
+    def time_ids_of_picture(self, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """Return the same for a run that starts from a picture of this size, as diffusers' image pipelines set them.
+
+        The negative sizes default to the other sizes, and the negative crop is not used.
+        """
+        original, target = self.original_size or (height, width), self.target_size or (height, width)
+        crop = self.crops_coords_top_left
+        away = self.negative_original_size or original, crop, self.negative_target_size or target
+        return _ids(original, crop, target), _ids(*away)
+
 
 def _ids(original: Any, crop: Any, target: Any) -> Tensor:
     return torch.tensor([*original, *(crop or (0, 0)), *target], dtype=torch.float32)

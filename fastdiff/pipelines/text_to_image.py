@@ -4,6 +4,7 @@ Prompts -> text encoders -> conditions; seeds -> noise; the denoising loop -> VA
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -29,12 +30,14 @@ from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, optio
 from fastdiff.pipelines.encoding import TextEncoders
 from fastdiff.pipelines.guiding import Guiding, make_conditions
 from fastdiff.pipelines.image_processor import ImageProcessor
+from fastdiff.pipelines.image_to_image import ImageOptions, ImageStart, encode_pictures
 from fastdiff.pipelines.inversion import TextualInversion
 from fastdiff.pipelines.parts import VAE_KINDS
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
 from fastdiff.pipelines.signatures import ENCODE_PROMPT, by_name
 from fastdiff.pipelines.sizes import SizeOptions
 from fastdiff.requests.defaults import LIBRARY
+from fastdiff.samplers.shared.noise import Noise
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
@@ -163,6 +166,8 @@ class TextToImagePipeline(TextualInversion, Adapting):
         prompt: Texts = None,
         *,
         negative_prompt: Texts = None,
+        image: Any = None,
+        strength: float | None = None,
         guidance_rescale: float = 0.0,
         guidance_start: float = 0.0,
         guidance_stop: float = 1.0,
@@ -184,6 +189,12 @@ class TextToImagePipeline(TextualInversion, Adapting):
             prompt: a prompt or a list of prompts. The end of a prompt that is longer than the tokenizer's length is
                 cut, with a warning.
             negative_prompt: what to avoid: one text, or one for each prompt.
+            image: the picture to start from, as in diffusers' image-to-image pipelines: a PIL image, an array (H, W,
+                3) in [0, 1], a tensor (3, H, W) in [0, 1] or [-1, 1], latents (4, h, w) as `output_type="latent"`
+                returns them, or a list or batch of one kind. `height` and `width` default to its size, rounded down to
+                a multiple of `vae_scale_factor`. Images repeat: picture i starts from image i modulo their number.
+            strength: 0 to 1, how much of `image` to change: `int(num_inference_steps * strength)` steps are taken.
+                Default: 0.8, for SDXL 0.3.
             guidance_rescale: 0 to 1; Lin et al. 2024 (arXiv 2305.08891), section 3.4.
             guidance_start: 0 to 1. With `guidance_stop`, the part of the run that is guided: of N model calls, number
                 int(guidance_start * N) and those after it, up to number int(guidance_stop * N), as in diffusers'
@@ -209,17 +220,23 @@ class TextToImagePipeline(TextualInversion, Adapting):
         """
         asked, prompts, sizes = self._read({"prompt": prompt, "negative_prompt": negative_prompt} | options)
         of_sdxl = self.encoders.of_sdxl
+        start = self._start(ImageOptions(image, strength), asked)
         tensor_names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, of_sdxl=of_sdxl)
         rescale = checked("guidance_rescale", guidance_rescale, Fraction)
         interval = _interval(guidance_start, guidance_stop)
         lora_scale = scale_of(cross_attention_kwargs)
         subjects = Subjects("prompt", range(prompts.count), "num_images_per_prompt", num_images_per_prompt)
-        drawing = self._begin(asked, subjects)
+        if start is None:
+            drawing = self._begin(asked, subjects)
+        else:
+            asked = replace(asked, height=start.size[0], width=start.size[1])
+            drawing = self._begin(asked, subjects, start, image=start.count(asked, subjects))
         self._last = self._last_run._replace(guidance_rescale=rescale, clip_skip=options.get("clip_skip"))
         self._lora_scale, self.cross_attention_kwargs = lora_scale, cross_attention_kwargs
         scale = drawing.sampling.guidance_scale
         with naming_lost_device(), self._encoding(lora_scale):
-            time_ids = sizes.time_ids(*self._told_size(asked, drawing.shape)) if of_sdxl else None
+            make_ids = sizes.time_ids if start is None else sizes.time_ids_of_picture
+            time_ids = make_ids(*self._told_size(asked, drawing.shape)) if of_sdxl else None
             guiding = Guiding(scale, rescale, interval)
             conditions = make_conditions(prompts, drawing.subjects, guiding, time_ids, self.denoiser, self.device)
         after_step = None
@@ -317,6 +334,19 @@ class TextToImagePipeline(TextualInversion, Adapting):
         told, zeros = options_of(PromptOptions, options), self.zeros_for_no_prompt
         prompts = Prompts(told, self.encoders, self.denoiser.config, zeros_for_none=zeros)
         return options_of(DrawingOptions, options), prompts, sizes
+
+    def _start(self, options: ImageOptions, asked: DrawingOptions) -> ImageStart | None:
+        """Return what a run with pictures starts from; None for a run without."""
+        if options.image is None:
+            return None
+        assert self._vae is not None
+        return ImageStart.read(options, asked, self._vae, self._encode_pictures, of_sdxl=self.encoders.of_sdxl)
+
+    def _encode_pictures(self, pictures: Tensor, noise: Noise) -> Tensor:
+        """Return the latents of pictures; see `encode_pictures`."""
+        assert self._vae is not None
+        with self._working(self._vae):
+            return encode_pictures(self._vae, pictures, noise, of_sdxl=self.encoders.of_sdxl)
 
     def _told_size(self, options: DrawingOptions, shape: tuple[int, int, int]) -> tuple[int, int]:
         """Return the default height and width for SDXL's size conditioning.

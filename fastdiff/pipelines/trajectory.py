@@ -37,7 +37,7 @@ from fastdiff.models.model import Model
 from fastdiff.pipelines.base import Pipeline
 from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of
 from fastdiff.requests.defaults import LIBRARY, Sampling
-from fastdiff.samplers.shared.schedule import Schedule
+from fastdiff.samplers.shared.schedule import Begin, Schedule
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 
@@ -46,6 +46,7 @@ REFUSED = {  # arguments of other pipelines and of diffusers, and why they are r
     "scale": "guidance by the value's gradient is not supported; leave it out, and give sort_by_value=True",
     "prompt": "this model has no text encoder; leave it out, or give a Stable Diffusion model",
     "class_labels": "this model is unconditional; leave them out",
+    "image": "this model plans trajectories; leave it out",
     "height": "this model plans trajectories; give horizon instead",
     "width": "this model plans trajectories; give horizon instead",
 }
@@ -203,8 +204,10 @@ class TrajectoryPipeline(Pipeline):
         """Return the shape (C, 1, L) of the denoiser's output."""
         return trajectory_shape(self.denoiser.config, options.horizon, options.latents)
 
-    def _schedule(self, sampling: Sampling, timesteps: Any = None, sigmas: Any = None) -> Schedule:
-        schedule = super()._schedule(sampling, timesteps, sigmas)
+    def _schedule(
+        self, sampling: Sampling, timesteps: Any = None, sigmas: Any = None, begin: Begin | None = None
+    ) -> Schedule:
+        schedule = super()._schedule(sampling, timesteps, sigmas, begin)
         if schedule.scales_input or schedule.multistep:
             raise InputError(f"scheduler {self.scheduler_name}: trajectories need ddim or ddpm; choose one of them")
         return schedule

@@ -192,8 +192,10 @@ class FlowMatchEulerDiscreteScheduler(SigmaScheduler):
 
     def scale_noise(self, sample: Tensor, timestep: Tensor, noise: Tensor) -> Tensor:
         """Return x = (1 - sigma) x_0 + sigma noise at timesteps (N,) of the run. Samples are (N, ...)."""
-        sigma = self._sigmas_of(sample, noise, timestep)
-        return sigma * noise + (1.0 - sigma) * sample
+        return self._mix(sample, noise, self._sigmas_of(sample, noise, timestep))
+
+    def _mix(self, samples: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
+        return sigma * noise + (1.0 - sigma) * samples
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> NoReturn:
         """Raise InputError. A flow mixes noise with `scale_noise`."""

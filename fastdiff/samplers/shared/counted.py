@@ -114,6 +114,9 @@ class CountedScheduler(Scheduler):
             rows[:, INPUT_DIV] = 1
         return rows
 
+    def _begin_at(self, index: int) -> None:
+        self.set_begin_index(index)
+
     def _keeps(self, step: int) -> bool:
         """Whether later steps can read the output of this step of the loop."""
         return True
@@ -126,7 +129,7 @@ class CountedScheduler(Scheduler):
         steps = range(len(self.timesteps))
         return Schedule(
             self.timesteps,
-            self._complete_table(begin=0),
+            self._complete_table(begin=self._begin_index or 0),
             self._step_options,
             draws_noise=tuple(self._draws(index) for index in steps),
             init_noise_sigma=float(self.init_noise_sigma),

@@ -1,7 +1,7 @@
 """The starting noise of a run and the noise that its steps add, from the pictures' seeds or from a generator."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,16 @@ class Noise:
             each = [torch.randn(tuple(self.shape), generator=Generator("cpu").manual_seed(seed)) for seed in self.seeds]
             noise = upload(torch.stack(each), self.device)
         return noise.float().permute(0, 2, 3, 1).contiguous()
+
+    def in_turn(self) -> "Noise":
+        """Return a noise of which every draw continues the one before, as a generator's draws do.
+
+        Each seed becomes a CPU generator. So the starting noise has the bits of `start`, if it is drawn first.
+        """
+        if self.generator is not None:
+            return self
+        generators = [Generator("cpu").manual_seed(seed) for seed in self.seeds]
+        return replace(self, generator=generators, dtype=torch.float32)
 
     def of_steps(self, dtype: torch.dtype | None = None) -> NoiseSource:
         """Return the source of the steps' noise. A generator draws in `dtype`; None: the starting noise's."""

@@ -4,7 +4,7 @@ A row holds the coefficients of a step. `fastdiff.kernels.device.denoise_columns
 Rows are computed in float64 and stored in float32.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +14,10 @@ from fastdiff.errors import InputError
 from fastdiff.execution.transfers import upload
 from fastdiff.kernels.denoise import COLUMNS, StepOptions
 from fastdiff.samplers.shared.options import ClippingConfig, DiffusionConfig, SchedulerConfig, ThresholdingConfig
+
+# Returns the index of the model call that a run begins with, from the timesteps of all calls (calls,), the number of
+# steps, and the calls of a step. Raises InputError if no call is left.
+Begin = Callable[[Tensor, int, int], int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,9 @@ class Schedule:
     scales_input: bool = False  # whether the model sees x_t divided by input_div
     multistep: bool = False  # whether steps read what earlier steps kept
     noise_dtype: torch.dtype | None = None  # in which a generator draws the steps' noise; None: the model's
+    # (signal, sigma) of each step, whose x_t is signal * x_0 + sigma * noise, as the scheduler's `add_noise`. Only in
+    # schedules that begin at a chosen step.
+    shares: tuple[tuple[float, float], ...] = ()
 
     def __len__(self) -> int:
         return len(self.timesteps)
@@ -39,6 +46,16 @@ class Schedule:
     def to(self, device: torch.device | str) -> "Schedule":
         """Return a copy with its rows on `device`."""
         return replace(self, rows=upload(self.rows, torch.device(device)))
+
+    def since(self, first: int, shares: Tensor) -> "Schedule":
+        """Return the steps from `first` on. `shares` are (steps, 2) of the whole run."""
+        return replace(
+            self,
+            timesteps=self.timesteps[first:],
+            rows=self.rows[first:],
+            draws_noise=self.draws_noise[first:],
+            shares=tuple((signal, sigma) for signal, sigma in shares[first:].tolist()),
+        )
 
 
 def step_options(config: SchedulerConfig) -> StepOptions:

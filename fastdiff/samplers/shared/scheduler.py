@@ -28,7 +28,7 @@ from fastdiff.sampler_names import ETAS, SAMPLERS
 from fastdiff.samplers.shared.betas import make_alpha_bar, make_betas
 from fastdiff.samplers.shared.noise import Generators, check_generators
 from fastdiff.samplers.shared.options import FOREIGN_OPTIONS, DiffusionConfig, marked_defaults
-from fastdiff.samplers.shared.schedule import Schedule, step_options
+from fastdiff.samplers.shared.schedule import Begin, Schedule, step_options
 from fastdiff.schema import checked, signature
 
 CONFIG_NAME = "scheduler_config.json"
@@ -202,8 +202,9 @@ class Scheduler(Configured):
         timesteps: Sequence[float] | None = None,
         sigmas: Sequence[float] | None = None,
         mu: float | None = None,
+        begin: Begin | None = None,
     ) -> Schedule:
-        """Return the schedule of a whole run. This scheduler does not change.
+        """Return the schedule of a run. This scheduler does not change.
 
         Args:
             num_inference_steps: The number of steps.
@@ -212,6 +213,8 @@ class Scheduler(Configured):
             timesteps: Custom timesteps instead of a number, for a sampler whose `set_timesteps` takes them.
             sigmas: Custom sigmas instead of a number, for a sampler whose `set_timesteps` takes them.
             mu: The amount of a dynamic shift, for a sampler whose `set_timesteps` takes it.
+            begin: Chooses the model call that the run begins with. Earlier calls are left out, as after diffusers'
+                `set_begin_index`: no step reads what they would have kept. The schedule then has `shares`.
 
         Raises InputError unless exactly one of `num_inference_steps`, `timesteps` and `sigmas` is given, and an
         InputError that names an option that cannot be used.
@@ -219,7 +222,12 @@ class Scheduler(Configured):
         eta = checked("eta", eta, NotNegative | None)
         clipped = checked("use_clipped_model_output", use_clipped_model_output, bool | None)
         loop = self._loop(mu, num_inference_steps=num_inference_steps, timesteps=timesteps, sigmas=sigmas)
-        return loop._schedule(eta, bool(clipped))
+        if begin is None:
+            return loop._schedule(eta, bool(clipped))
+        steps = len(loop.timesteps) if num_inference_steps is None else int(num_inference_steps)  # as in diffusers
+        first = begin(loop.timesteps, steps, self.order)
+        loop._begin_at(first)
+        return loop._schedule(eta, bool(clipped)).since(first, loop._shares_of_run())
 
     def _schedule(self, eta: float | None, use_clipped_model_output: bool) -> Schedule:
         """Return the schedule of the current `timesteps` for checked options."""
@@ -259,6 +267,14 @@ class Scheduler(Configured):
     def _table_of_loop(self) -> Schedule:
         """Return the schedule of the current `timesteps`."""
         raise NotImplementedError
+
+    def _begin_at(self, index: int) -> None:
+        """Make the run begin with a model call. Samplers whose rows do not depend on it do nothing."""
+
+    def _shares_of_run(self) -> Tensor:
+        """Return the shares of x_0 and noise in each call's x_t, (calls, 2) float32."""
+        like = torch.ones(len(self.timesteps))
+        return torch.stack(self._shares(self.timesteps, like, original_samples=like), dim=1)
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Return `x_t` from x0 and noise (Ho et al. 2020, eq. 4). Samples are (N, ...), timesteps (N,) or a scalar."""

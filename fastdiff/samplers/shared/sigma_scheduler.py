@@ -52,8 +52,16 @@ class SigmaScheduler(CountedScheduler):
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Return `x_t` = x0 + sigma * noise, at timesteps (N,) of the run. Samples are (N, ...)."""
-        sigma = self._sigmas_of(original_samples, noise, timesteps)
-        return original_samples + noise * sigma
+        return self._mix(original_samples, noise, self._sigmas_of(original_samples, noise, timesteps))
+
+    def _mix(self, samples: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
+        """Return x_t at sigma, which broadcasts with the samples."""
+        return samples + noise * sigma
+
+    def _shares_of_run(self) -> Tensor:
+        sigma = self.sigmas[: len(self.timesteps)].cpu()
+        one, zero = torch.ones_like(sigma), torch.zeros_like(sigma)
+        return torch.stack([self._mix(one, zero, sigma), self._mix(zero, one, sigma)], dim=1)
 
     def _sigmas_of(self, samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Return the sigma of each sample (N, 1, ...): the current step's if `begin_index` is set, else by timestep."""
@@ -103,13 +111,11 @@ class VariancePreservingScheduler(SigmaScheduler):
 
     _options: FlowConfig
 
-    def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return `x_t` from x0 and noise, at timesteps (N,) of the run. Samples are (N, ...)."""
-        sigma = self._sigmas_of(original_samples, noise, timesteps)
+    def _mix(self, samples: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
         if self._options.use_flow_sigmas:
-            return (1 - sigma) * original_samples + sigma * noise
+            return (1 - sigma) * samples + sigma * noise
         alpha = 1 / (sigma**2 + 1) ** 0.5
-        return alpha * original_samples + sigma * alpha * noise
+        return alpha * samples + sigma * alpha * noise
 
 
 def check_chosen(options: SpacedSigmaConfig, **choices: Any) -> None:

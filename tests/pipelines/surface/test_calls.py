@@ -104,6 +104,7 @@ def test_dit_by_position():
         ((), {"strength": 1}, "strength: pipelines of labels have no such argument; leave it out"),
         ((), {"strength": None}, "strength: pipelines of labels have no such argument; leave it out"),
         ((), {"prompt": "a cat"}, "prompt: this model has no text encoder"),
+        ((), {"image": 3}, "image: only text-to-image pipelines start from a picture; leave it out"),
         (("two",), {}, "batch_size: 'two' is not a whole number"),
         ((), {"return_dict": 3}, "return_dict: 3 is not true or false"),
     ],
@@ -123,6 +124,7 @@ def test_planners_take_diffusers_names(save_value_guided):
         ({"planning_horizon": 16, "horizon": 16}, "planning_horizon: horizon is also given"),
         ({"prompt": "a"}, "prompt: this model has no text encoder"),
         ({"height": 8}, "height: this model plans trajectories; give horizon"),
+        ({"image": 8}, "image: this model plans trajectories; leave it out"),
         ({"strength": 8}, "strength: pipelines of trajectories have no such argument"),
     ]:
         with pytest.raises(InputError, match=f"^{line}"):
