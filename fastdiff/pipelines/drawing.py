@@ -55,7 +55,7 @@ class DrawingOptions:
 
 
 class Start(Protocol):
-    """What a run starts from, if not from noise alone."""
+    """Starts a run from more than noise."""
 
     def begin(self, timesteps: Tensor, steps: int, order: int) -> int:
         """Return the index of the first model call; see `samplers.shared.schedule.Begin`."""

@@ -23,8 +23,7 @@ from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
 from fastdiff.models.coding import Autoencoder
 from fastdiff.models.model import Model
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
-from fastdiff.pipelines.adapting import Adapting, scale_of
-from fastdiff.pipelines.base import LastRun
+from fastdiff.pipelines.adapting import scale_of
 from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback
 from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
 from fastdiff.pipelines.encoding import TextEncoders
@@ -32,6 +31,7 @@ from fastdiff.pipelines.guiding import Guiding, make_conditions
 from fastdiff.pipelines.image_processor import ImageProcessor
 from fastdiff.pipelines.image_to_image import ImageOptions, ImageStart, encode_pictures
 from fastdiff.pipelines.inversion import TextualInversion
+from fastdiff.pipelines.last_call import LastCall
 from fastdiff.pipelines.parts import VAE_KINDS
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
 from fastdiff.pipelines.signatures import ENCODE_PROMPT, by_name
@@ -55,7 +55,7 @@ REFUSED = {  # arguments of other pipelines and of diffusers, and why they are r
 TEXT_PARTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 
 
-class TextToImagePipeline(TextualInversion, Adapting):
+class TextToImagePipeline(TextualInversion, LastCall):
     """Text-to-image pictures, as diffusers' StableDiffusionPipeline and StableDiffusionXLPipeline draw them.
 
     A prompt and a seed give the same bits whatever the batch size, and wherever in the batch they are. A `generator`
@@ -291,38 +291,6 @@ class TextToImagePipeline(TextualInversion, Adapting):
     def vae_scale_factor(self) -> int:
         """The number of pixels, in height and in width, for each latent."""
         return self.scale
-
-    @property
-    def guidance_scale(self) -> float:
-        """The guidance scale of the last call, or else the default."""
-        return self._last_run.guidance_scale
-
-    @property
-    def guidance_rescale(self) -> float:
-        """The `guidance_rescale` of the last call."""
-        return self._last_run.guidance_rescale
-
-    @property
-    def clip_skip(self) -> int | None:
-        """The `clip_skip` of the last call."""
-        return self._last_run.clip_skip
-
-    @property
-    def num_timesteps(self) -> int:
-        """The number of model calls in the last call, or else in one with the default steps."""
-        return self._last_run.num_timesteps
-
-    @property
-    def do_classifier_free_guidance(self) -> bool:
-        """Whether the last call was guided by two halves of a batch."""
-        return self.guidance_scale > 1 and self.denoiser.config.time_cond_proj_dim is None
-
-    @property
-    def _last_run(self) -> LastRun:
-        if self._last is not None:
-            return self._last
-        usual = self._complete(DrawingOptions())
-        return LastRun(usual.guidance_scale, len(self._schedule(usual)))
 
     def _read(self, options: Mapping[str, Any]) -> tuple[DrawingOptions, Prompts, SizeOptions]:
         """Return the arguments of a call, sorted by purpose. Raises InputError for one that the model does not take."""

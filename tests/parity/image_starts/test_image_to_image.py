@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fastdiff.sampler_names import SCHEDULER_OPTIONS, SCHEDULERS
-from tests.support.picture_parity import IMAGE_TO_IMAGE, as_array, as_tensor, of_same_parts, picture
+from tests.parity.image_starts.pictures import IMAGE_TO_IMAGE, as_array, as_tensor, of_same_parts, picture
 from tests.support.text_parity import assert_both_draw_the_same, assert_same, draw
 from tests.support.text_pipelines import tiny_vae
 

@@ -6,7 +6,7 @@ import torch
 from torch import Generator
 
 from fastdiff import AutoencoderTiny, InputError, Pipeline
-from tests.support.picture_parity import as_array, as_tensor, picture
+from tests.parity.image_starts.pictures import as_array, as_tensor, picture
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ON = pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from PIL import Image
 
 from fastdiff import InputError
 from fastdiff.pipelines.pil_images import as_grey, as_rgb
-from tests.support.picture_parity import picture
+from tests.parity.image_starts.pictures import picture
 
 ORIENTATION = 274  # the EXIF tag
 
