@@ -21,6 +21,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from fastdiff import cli
+from fastdiff.cli.arguments import help_of_all
 from fastdiff.sampler_names import SAMPLERS
 
 WIDTH = 100  # characters in a line of help
@@ -35,9 +36,9 @@ def commands() -> Mapping[str, argparse.ArgumentParser]:
 
 
 def help_of(parser: argparse.ArgumentParser) -> str:
-    """Return the text of `--help`, in one width and without colours on every machine."""
+    """Return the text of `--help-all`, in one width and without colours on every machine."""
     with mock.patch.dict(os.environ, {"COLUMNS": str(WIDTH + 2), "NO_COLOR": "1"}):  # argparse leaves 2 columns empty
-        return parser.format_help().rstrip()
+        return help_of_all(parser).rstrip()
 
 
 def command_line() -> str:

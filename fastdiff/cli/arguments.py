@@ -18,11 +18,21 @@ DEVICES = "auto, cpu, cuda or cuda:1"
 Add = Callable[..., argparse.Action]  # `add_argument` of a parser or a group
 
 
+class Rare(str):
+    """The help of an option that few people need. `--help` leaves it out, and `--help-all` shows it."""
+
+
 class _Formatter(argparse.HelpFormatter):
     """The layout of `--help`. A flag with two names has its value once, as in Python 3.13: `-m, --model MODEL`."""
 
+    shows_all = False  # also options whose help is `Rare`
+
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog, **{"max_help_position": 30} | options)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if self.shows_all or not isinstance(action.help, Rare):
+            super().add_argument(action)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # names have hyphens
@@ -38,12 +48,36 @@ class _FormatterOfLines(_Formatter, argparse.RawDescriptionHelpFormatter):
     """A layout that keeps the lines of the description."""
 
 
+class _HelpAll(argparse.Action):
+    """Print the help with all options."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        parser._print_message(help_of_all(parser), sys.stdout)
+        parser.exit()
+
+
+def help_of_all(parser: argparse.ArgumentParser) -> str:
+    """Return the text of `--help-all`, or of `--help` for a command that has no more options."""
+    parser.shows_all = True  # type: ignore[attr-defined]
+    try:
+        return parser.format_help()
+    finally:
+        parser.shows_all = False  # type: ignore[attr-defined]
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are InputErrors. `examples` are lines before the list of commands."""
 
     def __init__(self, *, examples: str = "", **options: Any) -> None:
         super().__init__(formatter_class=_FormatterOfLines if examples else _Formatter, allow_abbrev=False, **options)
         self.description = examples or self.description
+
+    shows_all = False  # in `format_help`
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        formatter = super()._get_formatter()
+        formatter.shows_all = self.shows_all  # type: ignore[attr-defined]
+        return formatter
 
     def parse_known_args(self, args=None, namespace=None):
         words = [word(each) for each in (sys.argv[1:] if args is None else args)]
@@ -81,15 +115,15 @@ def add_model_arguments(
     add = parser.add_argument_group("model").add_argument
     add(*names, metavar="MODEL", help=f"bundled name, folder, file or hub id{note}")
     of_files(add)
-    add("--revision", help="branch, tag or commit of a hub model")
-    add("--variant", help="weight file variant, such as fp16")
+    add("--revision", help=Rare("branch, tag or commit of a hub model"))
+    add("--variant", help=Rare("weight file variant, such as fp16"))
     add("--device", type=device, default=defaults.DEVICE, help=f"{DEVICES} (default: {defaults.DEVICE})")
     return add
 
 
 def add_config_argument(add: Add) -> None:
     """Add `--config` for a model that is a single file to the group of the model's."""
-    add("--config", metavar="FOLDER", help="of configs, for a file of another size")
+    add("--config", metavar="FOLDER", help=Rare("of configs, for a file of another size"))
 
 
 def add_file_arguments(add: Add) -> None:
@@ -97,7 +131,7 @@ def add_file_arguments(add: Add) -> None:
     add_config_argument(add)
     add("--vae", metavar="FILE", help="safetensors file with another VAE")
     choices = get_args(PredictionType)
-    add("--prediction-type", choices=choices, metavar="NAME", help=f"of a file: {' or '.join(choices)}")
+    add("--prediction-type", choices=choices, metavar="NAME", help=Rare(f"of a file: {' or '.join(choices)}"))
 
 
 def add_drawing_arguments(add: Callable[..., argparse.Action]) -> None:
@@ -115,6 +149,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     `labels`, `prompts` and `pictures` are the defaults that the help shows for labels, prompts and `--num-images`.
     """
     parser.usage = f"{parser.prog} [options]"  # argparse's own has ten lines
+    parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options and exit")
     add = parser.add_argument_group("what to draw").add_argument
     add("--prompt", action="append", metavar="TEXT", help=f"text; may be repeated (default: {prompts})")
     add("--prompt-file", metavar="FILE", help="text file of more prompts, one per line; blank lines are skipped")
@@ -131,12 +166,11 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     add("-s", "--seed", help=seeds)
     for side in ("height", "width"):
         add(f"--{side}", type=int, metavar="PIXELS", help="(default: the model's training size)")
-    add("--horizon", type=int, metavar="N", help="positions of a trajectory, where models plan them")
+    add("--horizon", type=int, metavar="N", help=Rare("positions of a trajectory, where models plan them"))
     add("--from", dest="source", metavar="FILE.png", help="reuse its settings; other flags override them")
-    where = f"--from looks here (${VARIABLE}), in --lora-dir and --embedding-dir"
-    add("--models-dir", metavar="DIR", help=where)
+    add("--models-dir", metavar="DIR", help=Rare(f"--from looks here for models (${VARIABLE})"))
     for kind in ("embedding", "lora"):
-        add(f"--{kind}-dir", metavar="DIR", help=argparse.SUPPRESS)  # the line before names it
+        add(f"--{kind}-dir", metavar="DIR", help=Rare(f"--from looks here for --{kind}"))
     _add_sampling_arguments(parser)
 
 
@@ -154,10 +188,13 @@ def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     add_scheduler_argument(add)
     noisy = " and ".join(name.upper() for name in ETAS)
     eta = f"noise of {noisy} steps, 0 to 1 (default: the model's, else {defaults.ETA:g})"
-    add("--eta", type=float, metavar="X", help=eta)
+    add("--eta", type=float, metavar="X", help=Rare(eta))
     guidance = "guidance scale; 1 is no guidance (default: the model's own, else 1)"
     add("--cfg-scale", dest="guidance_scale", type=float, metavar="X", help=guidance)
     add("--guidance", "--guidance-scale", dest="guidance_scale", type=float, help=argparse.SUPPRESS)
+    for side, default in (("start", 0), ("stop", 1)):
+        part = f"{side} of the part of the steps that is guided, 0 to 1 (default: {default})"
+        add(f"--guidance-{side}", type=float, metavar="X", help=Rare(part))
     add("--clip-skip", type=int, metavar="N", help="skip the last N layers of the text encoder (default: 0)")
 
 

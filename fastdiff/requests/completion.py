@@ -41,6 +41,7 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
     )
     sampling = complete_sampling(asked, ModelFacts.of(card), defaults, labelled=bool(labels))
     _check_sampling(sampling, card, labelled=bool(labels))
+    _check_interval(request)
     height, width = _size(request, card)
     seeds = _seeds(request, labels, prompts, defaults)
     completed = replace(
@@ -51,6 +52,8 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
         width=width,
         horizon=_horizon(request, card),
         clip_skip=request.clip_skip or None,
+        guidance_start=request.guidance_start or None,
+        guidance_stop=None if request.guidance_stop == 1 else request.guidance_stop,
         label=tuple(card.choices_name(choices) for choices in labels),
         prompt=prompts,
         seed=seeds,
@@ -91,6 +94,12 @@ def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None
         raise InputError(
             f"cfg-scale {sampling.guidance_scale}: {card.name} has no null label, which guidance needs; leave it out"
         )
+
+
+def _check_interval(request: Request) -> None:
+    start, stop = request.guidance_start or 0.0, request.guidance_stop
+    if stop is not None and stop < start:
+        raise InputError(f"guidance-stop {stop}: it is before --guidance-start {start}; give a larger number")
 
 
 def check_steps(steps: int, card: ModelCard) -> None:

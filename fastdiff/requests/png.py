@@ -115,6 +115,8 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         "Precision": record.get("precision"),
         "Version": version and f"fastdiff {version}",
         "Eta": record.get("eta") or None,
+        "Guidance start": record.get("guidance_start"),
+        "Guidance stop": record.get("guidance_stop"),
         **_axes(record.get("axes", {})),
     }
     return {name: value for name, value in settings.items() if value is not None}

@@ -21,7 +21,7 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("scheduler", "dtype", "precision", "device", "negative_prompt", "model_hash", "vae_hash"), _Text),
     **dict.fromkeys(("num_inference_steps", "clip_skip", "horizon", "num_images"), _Count),
     **dict.fromkeys(("width", "height", "picture_width", "picture_height"), _Count),
-    **dict.fromkeys(("guidance_scale", "eta"), _Number),
+    **dict.fromkeys(("guidance_scale", "guidance_start", "guidance_stop", "eta"), _Number),
     "use_clipped_model_output": bool | None,
     "seed": Annotated[int | Annotated[tuple[int, ...], Len(1)], Wanted("a whole number, or a list of them")],
     "label": Annotated[_Subject | tuple[_Subject, ...], Wanted("the name or index of a label, or a list of them")],

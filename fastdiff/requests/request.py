@@ -48,7 +48,8 @@ _DEPENDENTS: dict[str, dict[str, Any]] = {
     )
     | {"embedding": (), "lora": ()},
     "scheduler": {"eta": None, "use_clipped_model_output": None},
-    "label": {"prompt": (), "negative_prompt": None, "clip_skip": None, "embedding": (), "lora": ()},
+    "label": {"prompt": (), "negative_prompt": None, "clip_skip": None, "embedding": (), "lora": ()}
+    | {"guidance_start": None, "guidance_stop": None},
     "prompt": {"label": ()},
 }
 PICTURE = "picture_"  # prefix of a picture's height and width in the settings of a grid or sheet
@@ -56,7 +57,12 @@ AXES = "axes"  # a setting of X/Y sheets only
 MAX_EMBEDDINGS = 64
 FILE_SETTINGS = ("config", "vae", "prediction_type")  # settings of single files
 OPTION_FILES = ("embedding", "lora")  # files beside the model, each as FILE[:VALUE]
-PROMPT_SETTINGS = ("negative_prompt", "clip_skip")  # settings of pictures of prompts only
+PROMPT_SETTINGS = (
+    "negative_prompt",
+    "clip_skip",
+    "guidance_start",
+    "guidance_stop",
+)  # settings of pictures of prompts only
 
 
 def _all_differ(values: tuple[Any, ...]) -> bool:
@@ -105,6 +111,8 @@ class Request(Schema):
         "guidance_scale": "cfg-scale",
         "negative_prompt": "negative-prompt",
         "clip_skip": "clip-skip",
+        "guidance_start": "guidance-start",
+        "guidance_stop": "guidance-stop",
         "num_images": "num-images",
         "prediction_type": "prediction-type",
     }
@@ -122,6 +130,8 @@ class Request(Schema):
     eta: Fraction | None = None
     use_clipped_model_output: bool | None = None
     guidance_scale: NotNegative | None = None
+    guidance_start: Fraction | None = None
+    guidance_stop: Fraction | None = None
     dtype: DtypeName = defaults.DTYPE
     precision: Precision = defaults.PRECISION
     height: Pixels | None = None
@@ -196,6 +206,7 @@ class Request(Schema):
         own |= {"precision"} if self.precision == defaults.PRECISION else set()
         own |= {name for name in FILE_SETTINGS if getattr(self, name) is None}
         own |= set() if self.prompt else set(PROMPT_SETTINGS)
+        own |= {name for name in ("guidance_start", "guidance_stop") if getattr(self, name) is None}
         files = {name: [*getattr(self, name)] for name in OPTION_FILES if getattr(self, name)}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {*own, *OPTION_FILES}} | files
 

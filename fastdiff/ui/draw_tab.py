@@ -39,7 +39,10 @@ from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 
 KIND = "Draw"  # of jobs
 # settings that the form cannot show: it has no field for most, and an empty negative prompt means none
-UNSHOWN = ("revision", "variant", *FILE_SETTINGS, "embedding", "lora", "use_clipped_model_output", "negative_prompt")
+UNSHOWN = (
+    *("revision", "variant", *FILE_SETTINGS, "embedding", "lora"),
+    *("use_clipped_model_output", "guidance_start", "guidance_stop", "negative_prompt"),
+)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from fastdiff.sampler_names import SCHEDULERS
 def helped(monkeypatch, capsys):
     """Returns the help of a command, 100 columns wide."""
 
-    def show(*args: str) -> str:
+    def show(*args: str, flag: str = "--help") -> str:
         monkeypatch.setenv("COLUMNS", "100")
         monkeypatch.setenv("NO_COLOR", "1")
-        assert cli.main([*args, "--help"]) == 0
+        assert cli.main([*args, flag]) == 0
         return capsys.readouterr().out
 
     return show
@@ -39,6 +39,18 @@ def test_the_help_of_sample_fits_on_a_screen_and_lists_schedulers_once(helped):
     words = re.split(r"[\s,]+", text)
     assert [name for name in SCHEDULERS if words.count(name) != 1] == []
     assert "-m, --model MODEL " in text, "the value of a flag with two names is there once"
+
+
+@pytest.mark.parametrize("command", ["sample", "bulk"])
+def test_help_all_adds_the_options_that_few_people_need(helped, command):
+    usual, every = (
+        {*re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)}
+        for text in (helped(command), helped(command, flag="--help-all"))
+    )
+    assert usual < every
+    assert {"--prompt", "--steps", "--out", "--help-all"} <= usual
+    assert {"--revision", "--eta", "--guidance-start", "--lora-dir"} <= every - usual
+    assert helped(command, flag="--help") == helped(command)
 
 
 @pytest.mark.parametrize("command", cli._COMMANDS)

@@ -143,6 +143,16 @@ def text_card(text_folder):
     return ModelCard.read("sd1", text_folder("sd1"))
 
 
+def test_guidance_of_the_whole_run_is_not_recorded(text_card):
+    def interval(**asked):
+        record = complete(Request(prompt=("a",), **asked), text_card, COMMAND)[0].as_record()
+        return record.get("guidance_start"), record.get("guidance_stop")
+
+    assert interval() == interval(guidance_start=0.0, guidance_stop=1.0) == (None, None)
+    assert interval(guidance_start=0.2) == (0.2, None)
+    assert interval(guidance_stop=0.0) == (None, 0.0)
+
+
 def test_pictures_are_prompts_by_seeds_with_diffusers_defaults(text_card):
     request, cells = complete(Request(prompt=("a", ""), seed=(7, 8), clip_skip=0), text_card, COMMAND)
     assert cells == [Cell(seed, None, None, prompt) for prompt in ("a", "") for seed in (7, 8)]
@@ -158,10 +168,11 @@ def test_pictures_are_prompts_by_seeds_with_diffusers_defaults(text_card):
         ({}, "prompt: sd1 draws from text"),
         ({"label": (0,), "prompt": ("a",)}, "label 0: sd1 draws from prompts; leave it out"),
         ({"prompt": ("a",), "clip_skip": 4}, "clip-skip 4: .* at most 3 layers"),
+        ({"prompt": ("a",), "guidance_start": 0.6, "guidance_stop": 0.5}, "guidance-stop 0.5: it is before .* 0.6"),
         ({"prompt": ("a",), "width": 31}, "height 16, width 31: both must be multiples of 2"),
         ({"prompt": tuple(map(str, range(300))), "num_images": 200}, "300 prompts x 200 seeds are too many"),
     ],
-    ids=["none", "with-label", "clip-skip", "size", "too-many"],
+    ids=["none", "with-label", "clip-skip", "interval", "size", "too-many"],
 )
 def test_prompts_that_cannot_be_drawn(text_card, asked, message):
     with pytest.raises(InputError, match=message):
@@ -217,6 +228,7 @@ def test_a_folder_without_text_encoders_needs_python(text_card):
         ({"prompt": ("a",)}, "prompt: emoji64 has no text encoder; leave it out, or give a --label"),
         ({"negative_prompt": ""}, "negative-prompt: emoji64 has no text encoder"),
         ({"clip_skip": 0}, "clip-skip: emoji64 has no text encoder"),
+        ({"guidance_stop": 0.5}, "guidance-stop: emoji64 has no text encoder"),
     ],
 )
 def test_a_model_of_labels_takes_no_prompts(asked, message):

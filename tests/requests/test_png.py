@@ -136,6 +136,11 @@ def test_prompts_stand_before_the_settings_as_they_are():
     )
 
 
+def test_a_part_that_is_guided_stands_at_the_end():
+    record = OF_TEXT | {"guidance_start": 0.2, "guidance_stop": 0.0}
+    assert png.parameters_text(record).endswith("Version: fastdiff 0.1.0, Guidance start: 0.2, Guidance stop: 0.0")
+
+
 @pytest.mark.parametrize(("negative", "clip_skip"), [(None, None), ("", 0)])
 def test_what_is_not_asked_for_is_not_written(negative, clip_skip):
     text = png.parameters_text(OF_TEXT | {"negative_prompt": negative, "clip_skip": clip_skip})

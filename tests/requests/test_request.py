@@ -103,6 +103,7 @@ def test_a_bad_seed_is_refused(text):
         ({"prompt": "a"}, "prompt: 'a' is not a list of up to 50000 texts"),
         ({"prompt": (7,)}, "prompt: "),
         ({"negative_prompt": "\ud800"}, "negative-prompt: .* is not a string of up to 10000 characters of Unicode"),
+        ({"guidance_start": 1.5}, "guidance-start: 1.5 is not a number from 0 to 1"),
         ({"clip_skip": -1}, "clip-skip: -1 is not a whole number from 0"),
         ({"height": 0}, "height: 0 is not a whole number from 1 to 65536"),
         ({"width": 2.0}, r"width: 2\.0"),
