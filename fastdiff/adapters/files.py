@@ -1,7 +1,6 @@
 """Read a LoRA file, and refuse what is not one. Every key, shape and number of a file is checked before it is used."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fastdiff.adapters.building import build
+from fastdiff.adapters.headers import base_of, refusal
 from fastdiff.adapters.names import PEFT_PREFIX, Homes, Place, role_of
 from fastdiff.adapters.updates import Update
 from fastdiff.arguments import shown
@@ -24,21 +24,6 @@ from fastdiff.errors import InputError, NonFiniteWeightsError
 SHOWN = 3  # keys in an error
 METADATA = "lora_adapter_metadata"  # diffusers' entry in a file's metadata: peft's configs, as JSON
 PEFT_CONFIG = "adapter_config.json"
-
-# A pattern of keys -> what such a file is, for kinds that no version of this code reads
-REFUSED = {
-    r"\.dora_scale$": "DoRA of kohya's or LyCORIS's format (dora_scale); convert it to diffusers' format",
-    r"\.diff(?:_b)?$": "whole differences of weights (diff, diff_b); use a LoRA without them",
-    r"\.on_input$": "an IA3 adapter; fastdiff reads LoRA, LoHa and LoKr",
-    r"\.[ab][12]\.weight$": "a GLoRA adapter; fastdiff reads LoRA, LoHa and LoKr",
-    r"\.oft_(?:blocks|diag|R)\b|\.oft_": "an OFT adapter; fastdiff reads LoRA, LoHa and LoKr",
-    r"^bundle_emb\.": "textual inversions beside the LoRA (bundle_emb); load them with load_textual_inversion",
-    r"\.lora_[AB](?:\.\w+)?\.bias$": "biases of lora_B (lora_bias); train it without them",
-    r"\.lora_embedding_[AB]": "changes of an embedding table (lora_embedding); train it without them",
-    r"^(?:lora_)?transformer[._]|double_blocks|single_blocks|joint_blocks": (
-        "a LoRA of another model family, such as Flux or Stable Diffusion 3; use one of this model"
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -104,7 +89,7 @@ def find_file(given: Any, weight_name: str | None) -> Path:
 def of_file(path: Path) -> Stored:
     """Return the tensors of a file. Raises InputError for a file that is damaged or no LoRA."""
     header = checked_header(path)
-    if not any(role_of(key) or _refused(key) for key in header.tensors):
+    if not any(role_of(key) or refusal(key) for key in header.tensors):
         raise InputError(_no_lora(path))
     try:
         with safe_open(path, framework="pt") as file:
@@ -153,15 +138,11 @@ def _no_lora(path: Path) -> str:
 def _check_kind(stored: Stored) -> None:
     """Raise InputError for a kind of adapter that is not read, and for a dict without any key of a LoRA."""
     for key in stored.tensors:
-        reason = _refused(key)
+        reason = refusal(key)
         if reason is not None:
             raise InputError(f"{stored.source}: {key:.120} is of {reason}")
     if not any(map(role_of, stored.tensors)):
         raise InputError(f"{stored.source}: {_some(list(stored.tensors))} are no keys of a LoRA; give a LoRA")
-
-
-def _refused(key: str) -> str | None:
-    return next((what for pattern, what in REFUSED.items() if re.search(pattern, key)), None)
 
 
 def _by_layer(stored: Stored, homes: Homes, base: str | None) -> dict[tuple[str, str], dict[str, Tensor]]:
@@ -185,15 +166,6 @@ def _by_layer(stored: Stored, homes: Homes, base: str | None) -> dict[tuple[str,
         model = f"this model ({base})" if base else "this model"
         raise InputError(f"{stored.source}: {_some(unknown)} have no layer in {model}; give a LoRA of this model")
     return layers
-
-
-def base_of(tensors: Mapping[str, Any]) -> str | None:
-    """Return the base model of a LoRA, by the width of the text that it reads. None if that cannot be told."""
-    for key, tensor in tensors.items():
-        if "attn2" in key and re.search(r"to_[kv]\b|to_[kv]_lora", key) and role_of(key) == "down" and tensor.shape:
-            width = tensor.shape[1] if len(tensor.shape) > 1 else 0
-            return kinds.BY_CONTEXT.get(width)
-    return None
 
 
 def _check_finite(stored: Stored) -> None:

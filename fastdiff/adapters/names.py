@@ -40,6 +40,14 @@ _END = re.compile("|".join(f"(?P<{role}>{end})$" for role, end in _ROLES.items()
 _ENCODERS_PROJECTIONS = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
 
 
+class Parsed(NamedTuple):
+    """A key of a file, without knowledge of the model."""
+
+    part: str | None  # of the pipeline; None if the key does not say
+    module: str  # in the file's naming
+    role: str  # such as "down", "up" or "alpha"
+
+
 class Place(NamedTuple):
     """The layer that a key of a file is about, and what the key holds for it."""
 
@@ -60,15 +68,13 @@ class Homes:
 
     def find(self, key: str) -> Place | None:
         """Return the place of a file's key, or None if no layer of this pipeline has it."""
-        end = _END.search(key)
-        if end is None or end.lastgroup is None:
+        parsed = parse(key)
+        if parsed is None:
             return None
-        module = key[: end.start()].removeprefix(PEFT_PREFIX)
-        prefix = next((each for each in PREFIXES if module.startswith(each)), "")
-        for part in (PREFIXES[prefix],) if prefix else PARTS:
-            weight = self._weight(part, module.removeprefix(prefix))
+        for part in PARTS if parsed.part is None else (parsed.part,):
+            weight = self._weight(part, parsed.module)
             if weight is not None:
-                return Place(part, weight, end.lastgroup)
+                return Place(part, weight, parsed.role)
         return None
 
     def _weight(self, part: str, module: str) -> str | None:
@@ -80,10 +86,22 @@ class Homes:
         return there.get(name)
 
 
+def parse(key: str) -> Parsed | None:
+    """Return what a key of a LoRA file names; None for other keys."""
+    end = _END.search(key)
+    if end is None or end.lastgroup is None:
+        return None
+    module = key[: end.start()].removeprefix(PEFT_PREFIX)
+    prefix = next((each for each in PREFIXES if module.startswith(each)), None)
+    if prefix is None:
+        return Parsed(None, module, end.lastgroup)
+    return Parsed(PREFIXES[prefix], module.removeprefix(prefix), end.lastgroup)
+
+
 def role_of(key: str) -> str | None:
     """Return what a key of a LoRA file holds, such as "down"; None for other keys."""
-    end = _END.search(key)
-    return None if end is None else end.lastgroup
+    parsed = parse(key)
+    return None if parsed is None else parsed.role
 
 
 def _flat(module: str, part: str) -> str:

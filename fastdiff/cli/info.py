@@ -2,12 +2,10 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
-from fastdiff.checkpoints.single_files.embeddings import if_embedding
-from fastdiff.checkpoints.single_files.facts import embedding_facts, read_facts
-from fastdiff.checkpoints.single_files.reading import has_model_suffix, read_single_file
+from fastdiff.adapters.headers import facts_of
+from fastdiff.checkpoints.single_files.reading import has_model_suffix
 from fastdiff.cli.streams import printable, require_stdout
 from fastdiff.errors import InputError
 from fastdiff.requests import png
@@ -26,11 +24,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the settings or the facts. InputError if the file holds none."""
     require_stdout()
     if has_model_suffix(args.file):
-        embedding = if_embedding(args.file)
-        if embedding is None:
-            facts = read_facts(read_single_file(Path(args.file)), with_hash=args.hash or None)
-        else:
-            facts = embedding_facts(Path(args.file), embedding)
+        facts = facts_of(args.file, with_hash=args.hash or None)
         print(json.dumps(facts) if args.json else "\n".join(map(printable, _lines(facts))))
         return 0
     texts = png.read_text(args.file)
@@ -53,6 +47,10 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     for name, value in facts.items():
         if name == "parts":
             value = ", ".join(f"{part} ({dtypes})" for part, dtypes in value.items())
+        elif name == "layers":
+            value = ", ".join(f"{count} of {part}" for part, count in value.items())
+        elif name == "ranks":
+            value = ", ".join(map(str, value))
         elif name == "bytes":
             name, value = "size", f"{value / 1e9:.2f} GB" if value >= 1e8 else f"{value / 1e6:.2f} MB"
         elif name == "metadata":

@@ -1,14 +1,16 @@
 """`fastdiff models`: list the models that are here, or show one model's labels, prompts and defaults."""
 
 import argparse
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
+from fastdiff.adapters.headers import describe
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.single_files.cards import FileOptions, file_card, names_file
-from fastdiff.checkpoints.single_files.embeddings import if_embedding
 from fastdiff.checkpoints.single_files.listing import VARIABLE, find_models, models_folder
-from fastdiff.checkpoints.single_files.reading import is_single_file, read_single_file
+from fastdiff.checkpoints.single_files.reading import is_single_file
 from fastdiff.cli.arguments import add_file_arguments
 from fastdiff.cli.streams import printable, require_stdout
 from fastdiff.errors import InputError, in_one_line
@@ -20,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_file_arguments(parser.add_argument)
     parser.add_argument("--models-dir", metavar="DIR", help=f"also list the models in DIR (default: ${VARIABLE})")
+    for kind, word in (("lora", "LoRAs"), ("embedding", "embeddings")):
+        parser.add_argument(f"--{kind}-dir", metavar="DIR", help=f"also list the {word} in DIR")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model is None and options != FileOptions():
         raise InputError("--config, --vae, --prediction-type: they are for one file; give its NAME too")
     if args.model is None:
-        _list_models(models_folder(args.models_dir))
+        _list_models(_folders(args))
     elif names_file(args.model, options):
         _show_model(file_card(args.model, options))
     elif args.vae is not None:
@@ -39,11 +43,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _list_models(mine: Path | None) -> None:
+def _folders(args: argparse.Namespace) -> list[Path]:
+    """Return the folders of the user. InputError for one that does not exist."""
+    found = [models_folder(args.models_dir)]
+    for word, folder in (("lora", args.lora_dir), ("embedding", args.embedding_dir)):
+        if folder is not None and not os.path.isdir(folder):
+            raise InputError(f"--{word}-dir: {folder} is not a folder; give the folder that contains your {word}s")
+        found.append(None if folder is None else Path(folder))
+    return [folder for folder in found if folder is not None]
+
+
+def _list_models(mine: Sequence[Path]) -> None:
     for origin, found in (("bundled", hub.bundled_models()), ("cached", hub.cached_models())):
         for name, folder in found.items():
             print(printable(f"{name:<40} {origin:<8} {_summary(name, folder)}"))
-    for path in () if mine is None else find_models(mine):
+    for path in dict.fromkeys(path for folder in mine for path in find_models(folder)):
         origin = "folder" if path.is_dir() else "file"
         print(printable(f"{path!s:<40} {origin:<8} {_summary(str(path), path)}"))
 
@@ -64,7 +78,7 @@ def _show_model(card: ModelCard) -> None:
 def _summary(name: str, folder: Path) -> str:
     try:
         if is_single_file(folder):
-            return (if_embedding(folder) or read_single_file(folder)).summary
+            return describe(folder).summary
         return _described(ModelCard.read(name, folder))
     except InputError as error:
         return f"unusable: {error}"

@@ -47,13 +47,40 @@ def test_info_says_what_a_file_of_weights_is(here, tmp_path, refused):
 
 
 def test_info_names_a_kind_that_cannot_be_loaded_and_refuses_an_unknown_file(here, tmp_path, refused):
-    headers.write(tmp_path / "lora.safetensors", {"lora_unet_mid_block.lora_up.weight": (2, 2)})
-    done = here("info", "lora.safetensors")
-    assert done.returncode == 0 and "kind: a LoRA" in done.stdout and "cannot be loaded: is a LoRA" in done.stdout
+    headers.write(tmp_path / "controlnet.safetensors", {"control_model.x.weight": (2, 2)})
+    done = here("info", "controlnet.safetensors")
+    assert done.returncode == 0 and "kind: a ControlNet\n" in done.stdout
+    assert "cannot be loaded: is a ControlNet: changes a model" in done.stdout
     headers.write(tmp_path / "x.safetensors", {"a": (2, 2)})
     refused(here("info", "x.safetensors"), "holds no model that fastdiff knows")
     (tmp_path / "x.ckpt").write_bytes(b"PK\x03\x04" + bytes(40))
     refused(here("info", "x.ckpt"), "is a pickle")
+
+
+def test_info_says_what_a_lora_is(here, tmp_path):
+    metadata = {"ss_tag_frequency": "{}"}
+    path = headers.write(tmp_path / "lora.safetensors", headers.LORA, metadata)
+    lines = here("info", path).stdout.splitlines()
+    for line in (
+        "kind: LoRA",
+        "base model: Stable Diffusion XL",
+        "format: kohya",
+        "ranks: 4, 8",
+        "layers: 1 of unet, 1 of text_encoder_2",
+        "metadata ss_tag_frequency: {}",
+    ):
+        assert line in lines
+    facts = json.loads(here("info", path, "--json").stdout)
+    assert facts["ranks"] == [4, 8] and facts["layers"] == {"unet": 1, "text_encoder_2": 1}
+    assert facts["SHA-256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert "cannot be loaded" not in facts
+
+
+def test_info_says_why_a_lora_cannot_be_loaded(here, tmp_path):
+    half = headers.write(tmp_path / "half.safetensors", {"lora_unet_mid_block.lora_up.weight": (2, 2)})
+    assert "cannot be loaded: it has only one of the two matrices of mid_block" in here("info", half).stdout
+    glora = headers.write(tmp_path / "glora.safetensors", {"lora_unet_mid_block.a1.weight": (2, 2)})
+    assert "cannot be loaded: a GLoRA adapter; fastdiff reads" in here("info", glora).stdout
 
 
 def test_info_reads_a_large_file_only_for_the_hash(here, tmp_path):

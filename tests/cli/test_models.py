@@ -73,11 +73,33 @@ def test_the_models_of_a_folder_are_listed_with_what_each_is(here, tmp_path, mon
     for pattern in (
         r"mine/painter +folder +16x16, pndm, draws from prompts",
         r"mine/sdxl\.safetensors +file +checkpoint of Stable Diffusion XL$",
-        r"mine/loras/style\.safetensors +file +unusable: is a LoRA",
+        r"mine/loras/style\.safetensors +file +unusable: LoRA: it has only one of the two matrices of mid_block;",
         r"mine/broken\.safetensors +file +unusable: .*truncated",
     ):
         assert re.search(pattern, listed, re.MULTILINE), pattern
     refused(here("models", "--models-dir", tmp_path / "none"), "--models-dir: .* is not a folder")
+
+
+def test_loras_and_embeddings_are_listed_with_base_model_and_rank(here, tmp_path, refused):
+    loras, embeddings = tmp_path / "loras", tmp_path / "embeddings"
+    for folder in (loras, embeddings):
+        folder.mkdir()
+    headers.write(loras / "style.safetensors", headers.LORA)
+    whole = {key.replace("lora_down", "hada_w1_b"): shape for key, shape in headers.LORA.items() if "down" in key}
+    headers.write(loras / "loha.safetensors", whole)
+    headers.write(loras / "cut.safetensors", headers.LORA).write_bytes(b"\x09\0\0\0\0\0\0\0{")
+    vectors = {"dtype": "F32", "shape": [2, 768], "data_offsets": [0, 6144]}
+    headers.write_raw(embeddings / "cat.safetensors", json.dumps({"emb_params": vectors}).encode(), 6144)
+    done = here("models", "--lora-dir", loras, "--embedding-dir", embeddings, "--models-dir", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    for pattern in (
+        r"loras/style\.safetensors +file +LoRA of Stable Diffusion XL, ranks 4 to 8, 2 layers, kohya format$",
+        r"loras/loha\.safetensors +file +LoHa of Stable Diffusion XL, ranks 4 to 8, 2 layers, kohya format$",
+        r"loras/cut\.safetensors +file +unusable: .*damaged",
+        r"embeddings/cat\.safetensors +file +embedding for Stable Diffusion 1, token cat, 2 vectors$",
+    ):
+        assert len(re.findall(pattern, done.stdout, re.MULTILINE)) == 1, pattern
+    refused(here("models", "--lora-dir", tmp_path / "none"), "--lora-dir: .* is not a folder; give the folder")
 
 
 def test_a_file_is_shown_with_the_configs_and_the_vae_that_it_needs(here, tmp_path, text_folder, refused):

@@ -118,6 +118,7 @@ REFUSED = (
         "its config.json is in the folder",
     ),
 )
+ADAPTERS = tuple(each.name for each in REFUSED if each.reason == AS_LORA)
 ANY_REFUSED = re.compile("|".join(each.pattern for each in REFUSED))
 
 PICKLES = (".ckpt", ".pt", ".pth", ".bin", ".pkl")

@@ -36,6 +36,14 @@ def sdxl() -> Shapes:
 SD1 = unet(768) | {CLIP_1: (8, 768)} | VAE
 SD2 = unet(1024) | {OPEN_CLIP: (1024,)} | VAE
 SDXL = sdxl()
+_ATTENTION = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k"
+LORA: Shapes = {  # of SDXL, as kohya's trainers write it
+    f"{_ATTENTION}.lora_down.weight": (8, 2048),
+    f"{_ATTENTION}.lora_up.weight": (640, 8),
+    f"{_ATTENTION}.alpha": (),
+    "lora_te2_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": (4, 1280),
+    "lora_te2_text_model_encoder_layers_0_mlp_fc1.lora_up.weight": (5120, 4),
+}
 
 
 def write(path: Path, shapes: Shapes, metadata: dict[str, str] | None = None, **changes: Any) -> Path:
