@@ -16,6 +16,11 @@ def import_transformers(purpose: str) -> ModuleType:
     return _imported("transformers", purpose, "'fastdiff[diffusers]'")
 
 
+def import_peft(purpose: str) -> ModuleType:
+    """Import peft. The InputError for a missing package names `purpose` and the remedy."""
+    return _imported("peft", purpose, "peft")
+
+
 def import_scipy_stats(purpose: str) -> ModuleType:
     """Import scipy.stats. The InputError for a missing package names `purpose` and the remedy."""
     return _imported("scipy.stats", purpose, "scipy")

@@ -5,9 +5,10 @@ import json
 from typing import TYPE_CHECKING
 
 from fastdiff.cli.arguments import add_file_arguments, add_model_arguments
-from fastdiff.cli.streams import require_stdout
+from fastdiff.cli.streams import printable, require_stdout
 from fastdiff.requests.defaults import PRECISION, VERIFICATION_STEPS
 from fastdiff.requests.request import PRECISIONS, Request
+from fastdiff.runs.option_files.loras import with_loras_here
 
 if TYPE_CHECKING:
     from fastdiff.verification.models import Verification
@@ -24,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"denoising steps, if the model has a scheduler (default: {VERIFICATION_STEPS})",
     )
+    help = "LoRA to hold against diffusers and peft; may be repeated (default WEIGHT: 1)"
+    add("--lora", action="append", metavar="FILE[:WEIGHT]", help=help)
     help = "instead, measure the error of these weights and of bfloat16 against float32"
     add("--precision", choices=[name for name in PRECISIONS if name != PRECISION], help=help)
     add("--json", action="store_true", help="print a JSON object")
@@ -32,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print every comparison. Return 0 if all are within tolerance, else 1. InputError for an unusable model."""
     require_stdout()
-    request = Request.from_flags(vars(args) | {"num_images": 1})
+    request = with_loras_here(Request.from_flags(vars(args) | {"num_images": 1}), None, None)
     if args.precision is not None:
         return _measure(request, args)
     from fastdiff.verification.models import compare_with_diffusers
@@ -66,6 +69,7 @@ def _as_table(verification: "Verification") -> str:
     lines = [
         f"{verification.model}: fastdiff {versions['fastdiff']} against diffusers {versions['diffusers']}, "
         f"float32 on {verification.device}",
+        *map(printable, verification.loras),
         f"{'':<32}{'max |error|':>12}{'largest':>10}{'allowed':>10}",
     ]
     for each in verification.comparisons:

@@ -56,14 +56,20 @@ class Verification:
     device: str
     versions: Mapping[str, str]  # of fastdiff, and of the libraries that it is compared with
     comparisons: Sequence[Comparison]
+    loras: Sequence[str] = ()  # a line for each LoRA: how diffusers' side has got it
 
     @classmethod
     def of(
-        cls, model: str, device: "Device", libraries: Sequence[ModuleType], made: Sequence[Comparison]
+        cls,
+        model: str,
+        device: "Device",
+        libraries: Sequence[ModuleType],
+        made: Sequence[Comparison],
+        loras: Sequence[str] = (),
     ) -> "Verification":
         """Return the verification of a model. `made`: its comparisons with these libraries."""
         versions = {library.__name__: library.__version__ for library in (fastdiff, *libraries)}
-        return cls(model, str(device), versions, made)
+        return cls(model, str(device), versions, made, loras)
 
     @property
     def passed(self) -> bool:
@@ -81,7 +87,7 @@ class Verification:
             "versions": self.versions,
             "passed": self.passed,
             "comparisons": comparisons,
-        }
+        } | ({"loras": list(self.loras)} if self.loras else {})
 
 
 def import_verified(purpose: str = "verify") -> ModuleType:

@@ -16,6 +16,7 @@ from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import VALUE_FUNCTION
+from fastdiff.errors import InputError
 from fastdiff.requests.completion import Cell, complete
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
@@ -61,6 +62,8 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
     """
     request = replace(request, dtype="float32")
     if (folder := lone_model(request)) is not None:
+        if request.lora:
+            raise InputError(f"lora: {request.model} is a model alone; give the folder of its pipeline")
         part = registry.read_denoiser_part(folder / "config.json")
         check_labels("verify", request.model, part.config.from_mapping(read_json(folder / "config.json"), folder))
         return explained(request.model, functools.partial(_compare_model, request, folder, part, device))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import SCHEDULER, ModelPart
-from fastdiff.extras import import_transformers
+from fastdiff.extras import import_peft, import_transformers
 from fastdiff.requests.completion import check_steps
 from fastdiff.requests.defaults import (
     LIBRARY,
@@ -37,6 +37,7 @@ from fastdiff.verification.comparisons import (
     random_prompt,
     refusals,
 )
+from fastdiff.verification.loras import add_loras
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,12 +65,14 @@ def compare_text_pipeline(card: ModelCard, request: Request, device: str) -> Ver
 
     steps = request.num_inference_steps or VERIFICATION_STEPS
     check_steps(steps, card)
-    libraries = _import_transformers(), import_verified()
+    libraries = [_import_transformers(), import_verified()]
+    libraries += [import_peft("verify --lora")] if request.lora else []
     pipe = cast("TextToImagePipeline", load_pipeline(card, request, device))
     assert pipe.vae is not None
     with warnings.catch_warnings():  # diffusers warns about old scheduler options that it changes
         warnings.simplefilter("ignore")
-        theirs = _load_theirs(card, request, pipe.scheduler_name, *libraries)
+        theirs = _load_theirs(card, request, pipe.scheduler_name, *libraries[:2])
+        loras = add_loras(theirs, request, pipe.denoiser.config) if request.lora else []
         theirs.to(pipe.device)
         comparisons = [
             *_tokens(pipe, theirs),
@@ -78,7 +81,7 @@ def compare_text_pipeline(card: ModelCard, request: Request, device: str) -> Ver
             *halves(card.name, card.config, pipe.vae, theirs.vae),
             _pictures(pipe, theirs, card, steps),
         ]
-    return Verification.of(card.name, pipe.device, libraries, comparisons)
+    return Verification.of(card.name, pipe.device, libraries, comparisons, loras)
 
 
 def _import_transformers() -> ModuleType:
