@@ -165,11 +165,16 @@ PIPELINES = {
             options=("force_zeros_for_empty_prompt", "add_watermarker"),
             guidance_scale=5.0,
         ),
+        PipelineClass(  # SDXL's refiner
+            "StableDiffusionXLImg2ImgPipeline",
+            {UNET_CONDITION: PROMPTS},
+            (VAE, TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
+            optional=(TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
+            unused=("image_encoder", "feature_extractor"),
+            options=("requires_aesthetics_score", "force_zeros_for_empty_prompt", "add_watermarker"),
+            guidance_scale=5.0,
+        ),
     )
-}
-
-_REFUSED = {  # pipeline classes that are easily mistaken for these, and what to do instead
-    "StableDiffusionXLImg2ImgPipeline": "it is SDXL's refiner, which refines a picture; give the base model",
 }
 
 
@@ -211,8 +216,7 @@ def read_model_index(folder: str | Path, without: Collection[str] = ()) -> dict[
     name = index.get("_class_name")
     pipeline = PIPELINES.get(name) if isinstance(name, str) else None
     if pipeline is None:
-        remedy = _REFUSED.get(str(name), f"fastdiff runs {', '.join(PIPELINES)}")
-        raise InputError(f"{path}: pipeline class {name!r} is not supported; {remedy}")
+        raise InputError(f"{path}: pipeline class {name!r} is not supported; fastdiff runs {', '.join(PIPELINES)}")
     known = {*(part.name for part in pipeline.parts), *pipeline.unused, *pipeline.options}
     extra = sorted(key for key in index.keys() - known if not key.startswith("_"))
     if extra:

@@ -134,12 +134,20 @@ class Pipeline(FromFolder):
         return output if return_dict else tuple(output)
 
     def _begin(
-        self, options: DrawingOptions, subjects: Subjects, starts_from: Start | None = None, **counts: int | None
+        self,
+        options: DrawingOptions,
+        subjects: Subjects,
+        starts_from: Start | None = None,
+        ends: Callable[[Schedule, int], Schedule] | None = None,
+        **counts: int | None,
     ) -> Drawing:
         """Return the `Drawing` of a call. Every argument is checked and every default is set; no noise is drawn yet.
 
-        counts: argument name -> the number of pictures that the argument asks for. Raises InputError, which names the
-        wrong argument.
+        Args:
+            ends: returns the first steps of a schedule, whose model has so many trained timesteps. Default: all.
+            counts: argument name -> the number of pictures that the argument asks for.
+
+        Raises InputError, which names the wrong argument.
         """
         output_type = self._output_type(options.output_type)
         check_generators(options.generator, self.device)
@@ -150,6 +158,7 @@ class Pipeline(FromFolder):
             starts_from.check_count(len(seeds))
         begin = None if starts_from is None else starts_from.begin
         schedule = self._schedule(sampling, options.timesteps, options.sigmas, begin)
+        schedule = schedule if ends is None else ends(schedule, len(self.scheduler))
         self._last = LastRun(sampling.guidance_scale, len(schedule))
         shape = self._shape(options)
         noise = Noise(seeds, shape, options.generator, self.device, self.dtype)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastdiff.arguments import instance
-from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
+from fastdiff.checkpoints.configs.unet2d_condition import TIME_IDS, TIME_IDS_OF_REFINER, UNet2DConditionConfig
 from fastdiff.diffusion.decoding import check_finite
 from fastdiff.errors import InputError
 from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
@@ -39,6 +39,8 @@ class TextEncoders:
         self._remembered: OrderedDict[tuple, Encoded] = OrderedDict()
         self._most_remembered = 0
         self.of_sdxl = config.addition_embed_type == "text_time"
+        self.of_refiner = self._is_of_refiner(config)
+        self.pooled_width = config.pooled_width(TIME_IDS_OF_REFINER if self.of_refiner else TIME_IDS)
         if self.models:
             self._check_tokenizers()
             self._check_kinds(config)
@@ -69,12 +71,17 @@ class TextEncoders:
             return
         if not isinstance(last, CLIPTextModelWithProjection):
             raise InputError("text_encoder_2: this U-Net needs its text_embeds; give a CLIPTextModelWithProjection")
-        (pooled,) = config.prompt_shapes["text_embeds"]
-        if last.config.projection_dim != pooled:
+        if last.config.projection_dim != self.pooled_width:
             raise InputError(
                 f"text_encoder_2: its projection has {last.config.projection_dim} channels, and the U-Net takes "
-                f"{pooled}; give the text encoders that it was trained with"
+                f"{self.pooled_width}; give the text encoders that it was trained with"
             )
+
+    def _is_of_refiner(self, config: UNet2DConditionConfig) -> bool:
+        """Whether the U-Net reads an aesthetic score instead of a target size, by the width that is left for text."""
+        last = self.models[-1] if self.models else None
+        width = config.pooled_width(TIME_IDS_OF_REFINER)
+        return self.of_sdxl and isinstance(last, CLIPTextModelWithProjection) and last.config.projection_dim == width
 
     def _check_widths(self, config: UNet2DConditionConfig) -> None:
         widths = [model.config.hidden_size for model in self.models]

@@ -18,6 +18,7 @@ from fastdiff.models.coding import Autoencoder
 from fastdiff.models.distribution import DiagonalGaussianDistribution
 from fastdiff.pipelines.drawing import DrawingOptions
 from fastdiff.pipelines.image_processor import ImageProcessor, stacked
+from fastdiff.pipelines.refining import DenoisingStart
 from fastdiff.pipelines.strength import Strength
 from fastdiff.samplers.shared.noise import Noise
 from fastdiff.samplers.shared.schedule import Schedule
@@ -35,11 +36,14 @@ class ImageOptions:
 
     image: Any = None
     strength: float | None = None
+    begins: DenoisingStart | None = None  # instead of `strength`
 
     def __post_init__(self) -> None:
         checked("strength", self.strength, Fraction | None)
         if self.image is None and self.strength is not None:
             raise InputError("strength: it says how much of image to change; give image, or leave it out")
+        if self.image is None and self.begins is not None:
+            raise InputError("denoising_start: the run goes on from image; give the latents of the first part as image")
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class ImageStart:
     images: Tensor  # (M, C, H, W) in [-1, 1], or latents (M, C, h, w)
     are_latents: bool
     scale: int  # pixels for each latent
-    strength: Strength
+    begins: Strength | DenoisingStart
     encode: Encode
 
     @classmethod
@@ -71,7 +75,7 @@ class ImageStart:
             raise InputError("image: it has NaN or infinite values; give finite ones")
         default = STRENGTH_OF_SDXL if of_sdxl else STRENGTH
         strength = Strength(default if options.strength is None else float(options.strength))
-        return cls(found, are_latents, vae.config.scale, strength, encode)
+        return cls(found, are_latents, vae.config.scale, options.begins or strength, encode)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -89,7 +93,7 @@ class ImageStart:
 
     def begin(self, timesteps: Tensor, steps: int, order: int) -> int:
         """As `Strength.begin`."""
-        return self.strength.begin(timesteps, steps, order)
+        return self.begins.begin(timesteps, steps, order)
 
     def check_count(self, pictures: int) -> None:
         """Raise InputError unless there is one for each picture, or one for several."""
@@ -101,14 +105,19 @@ class ImageStart:
     def x_t(self, noise: Noise, schedule: Schedule) -> Tensor:
         """Return the pictures' latents with the noise of the first step, (N, h, w, C) float32.
 
+        With a `DenoisingStart` the latents have that noise already.
+
         The pictures repeat, as in diffusers: picture i starts from image i modulo their number.
         """
         if self.are_latents:
             latents = repeated(self.images.to(noise.device, torch.float32), len(noise.seeds))
         else:
             latents = self.encode(self.images, noise)
+        latents = latents.permute(0, 2, 3, 1).contiguous()
+        if isinstance(self.begins, DenoisingStart):
+            return latents
         signal, sigma = schedule.shares[0]
-        return signal * latents.permute(0, 2, 3, 1).contiguous() + sigma * noise.start()
+        return signal * latents + sigma * noise.start()
 
 
 def encode_pictures(vae: Autoencoder, pictures: Tensor, noise: Noise, *, of_sdxl: bool) -> Tensor:

@@ -134,8 +134,7 @@ class Prompts:
         self._check_rows(f"{name}_embeds", embeds, ("P", "L", self._config.text_width))
         if pooled is None:
             return [Encoded(text) for text in embeds.detach()]
-        width = self._config.prompt_shapes["text_embeds"][-1]
-        self._check_rows(f"{_pooled(name)}_embeds", pooled, (len(embeds), width))
+        self._check_rows(f"{_pooled(name)}_embeds", pooled, (len(embeds), self._encoders.pooled_width))
         return [Encoded(*each) for each in zip(embeds.detach(), pooled.detach(), strict=True)]
 
     @staticmethod

@@ -28,6 +28,12 @@ CALLS: dict[str, tuple[str, ...]] = {  # the arguments of __call__, by diffusers
         *("guidance_scale", "negative_prompt", "negative_prompt_2", *_NOISE, *_PROMPTS, *_POOLED, *_ADAPTERS, *_LAST),
         *("cross_attention_kwargs", "guidance_rescale", *_SIZE, *(f"negative_{name}" for name in _SIZE), *_CALLBACK),
     ),
+    "StableDiffusionXLImg2ImgPipeline": (
+        *("prompt", "prompt_2", "image", "strength", "num_inference_steps", "timesteps", "sigmas", "denoising_start"),
+        *("denoising_end", "guidance_scale", "negative_prompt", "negative_prompt_2", *_NOISE, *_PROMPTS, *_POOLED),
+        *(*_ADAPTERS, *_LAST, "cross_attention_kwargs", "guidance_rescale", *_SIZE),
+        *(*(f"negative_{name}" for name in _SIZE), "aesthetic_score", "negative_aesthetic_score", *_CALLBACK),
+    ),
 }
 ENCODE_PROMPT: dict[str, tuple[str, ...]] = {  # the arguments of encode_prompt, by diffusers' class
     "StableDiffusionPipeline": (
@@ -39,3 +45,4 @@ ENCODE_PROMPT: dict[str, tuple[str, ...]] = {  # the arguments of encode_prompt,
         *("negative_prompt_2", *_PROMPTS, *_POOLED, "lora_scale", "clip_skip"),
     ),
 }
+ENCODE_PROMPT["StableDiffusionXLImg2ImgPipeline"] = ENCODE_PROMPT["StableDiffusionXLPipeline"]

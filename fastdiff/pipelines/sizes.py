@@ -14,6 +14,7 @@ _Number = Annotated[int, Interval(ge=0, le=2**16)]
 _Pair = Annotated[tuple[_Number, _Number], Wanted("two whole numbers from 0 to 65536, the vertical first")]
 
 Pair = tuple[int, int] | None
+SCORES = {"aesthetic_score": 6.0, "negative_aesthetic_score": 2.5}  # and their defaults in diffusers
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,25 @@ class SizeOptions:
     negative_original_size: Pair = None  # the negative values are used only if both negative sizes are given
     negative_crops_coords_top_left: Pair = None
     negative_target_size: Pair = None
+    aesthetic_score: float | None = None  # of SDXL's refiner; default: 6, and 2.5 for the negative
+    negative_aesthetic_score: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            object.__setattr__(self, name, checked(name, value, _Pair | None))
+            kind: Any = float | None if name in SCORES else _Pair | None
+            object.__setattr__(self, name, checked(name, value, kind))
 
     def check_unused(self) -> None:
         """Raise InputError if any size is set, for a model that takes none."""
         given = [name for name, value in vars(self).items() if value is not None]
         if given:
             raise InputError(f"{given[0]}: only SDXL takes it; leave it out")
+
+    def check_no_scores(self) -> None:
+        """Raise InputError if a score is set, for a model that takes none."""
+        given = [name for name in SCORES if getattr(self, name) is not None]
+        if given:
+            raise InputError(f"{given[0]}: only SDXL's refiner takes it; leave it out")
 
     def time_ids(self, height: int, width: int) -> tuple[Tensor, Tensor]:
         """Return the six size numbers, (6,) float32, of the conditional and of the unconditional half."""
@@ -55,6 +65,14 @@ class SizeOptions:
         crop = self.crops_coords_top_left
         away = self.negative_original_size or original, crop, self.negative_target_size or target
         return _ids(original, crop, target), _ids(*away)
+
+    def time_ids_of_refiner(self, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """Return the five numbers of SDXL's refiner, (5,) float32, of both halves: a score stands for the target."""
+        asked = {name: getattr(self, name) for name in SCORES}
+        score, negative = (SCORES[name] if value is None else value for name, value in asked.items())
+        original = self.original_size or (height, width)
+        away = self.negative_original_size or original, self.negative_crops_coords_top_left, (negative,)
+        return _ids(original, self.crops_coords_top_left, (score,)), _ids(*away)
 
 
 def _ids(original: Any, crop: Any, target: Any) -> Tensor:

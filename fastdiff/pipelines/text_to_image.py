@@ -34,6 +34,7 @@ from fastdiff.pipelines.inversion import TextualInversion
 from fastdiff.pipelines.last_call import LastCall
 from fastdiff.pipelines.parts import VAE_KINDS
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
+from fastdiff.pipelines.refining import PartOptions
 from fastdiff.pipelines.signatures import ENCODE_PROMPT, by_name
 from fastdiff.pipelines.sizes import SizeOptions
 from fastdiff.requests.defaults import LIBRARY
@@ -48,7 +49,6 @@ REFUSED = {  # arguments of other pipelines and of diffusers, and why they are r
     "num_images": "text-to-image pipelines use num_images_per_prompt; give that",
     "callback": "callback_on_step_end replaces it; give that",
     "callback_steps": "callback_on_step_end is called after each step; leave it out",
-    "denoising_end": "it hands over to SDXL's refiner, which is not supported; leave it out",
     "ip_adapter_image": "IP-Adapters are not supported; leave it out",
     "ip_adapter_image_embeds": "IP-Adapters are not supported; leave it out",
 }
@@ -66,7 +66,8 @@ class TextToImagePipeline(TextualInversion, LastCall):
     text_encoder_name, unet_name = TEXT_ENCODER.name, UNET_CONDITION.name
     interrupt = False  # a run is interrupted by leaving the loop over `stream`
     cross_attention_kwargs: Any = None  # of the last call
-    denoising_end = None  # not supported, so always None
+    denoising_start: float | None = None  # of the last call
+    denoising_end: float | None = None
     safety_checker = feature_extractor = image_encoder = None  # not run
     optional_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     denoiser: UNet2DConditionModel
@@ -156,9 +157,12 @@ class TextToImagePipeline(TextualInversion, LastCall):
         return {"unet": arguments.pop("denoiser")} | arguments | zeros
 
     def _own_options(self) -> dict[str, Any]:
-        return {"force_zeros_for_empty_prompt": self.zeros_for_no_prompt} if self.encoders.of_sdxl else {}
+        scores = {"requires_aesthetics_score": True} if self.encoders.of_refiner else {}
+        return scores | ({"force_zeros_for_empty_prompt": self.zeros_for_no_prompt} if self.encoders.of_sdxl else {})
 
     def _usual_class(self) -> str:
+        if self.encoders.of_refiner:
+            return "StableDiffusionXLImg2ImgPipeline"
         return "StableDiffusionXLPipeline" if self.encoders.of_sdxl else "StableDiffusionPipeline"
 
     def stream(
@@ -210,7 +214,9 @@ class TextToImagePipeline(TextualInversion, LastCall):
             options: more arguments, with the names of diffusers: those of `Pipeline.stream` except
                 `use_clipped_model_output`; `prompt_2`, `negative_prompt_2`, `prompt_embeds`, `pooled_prompt_embeds`,
                 `negative_prompt_embeds`, `negative_pooled_prompt_embeds` and `clip_skip`; and for SDXL `original_size`,
-                `crops_coords_top_left`, `target_size` and their `negative_` forms (see `SizeOptions`).
+                `crops_coords_top_left`, `target_size` and their `negative_` forms (see `SizeOptions`), `denoising_end`,
+                with `image` also `denoising_start` (see `refining`), and for its refiner `aesthetic_score` and
+                `negative_aesthetic_score`.
                 `guidance_scale` defaults to the model's own, else to 7.5, or 5 for SDXL; a scale of 1 or less is
                 unguided. A U-Net with `time_cond_proj_dim` (LCM) takes the scale as an input instead. `output_type` may
                 also be `"latent"`, which returns the U-Net's result, (N, C, h, w) float32.
@@ -218,24 +224,27 @@ class TextToImagePipeline(TextualInversion, LastCall):
         Raises as `Pipeline.stream`, and NonFiniteError, which names the part, if the output of a part is NaN or
         infinite.
         """
-        asked, prompts, sizes = self._read({"prompt": prompt, "negative_prompt": negative_prompt} | options)
+        asked, prompts, sizes, part = self._read({"prompt": prompt, "negative_prompt": negative_prompt} | options)
         of_sdxl = self.encoders.of_sdxl
-        start = self._start(ImageOptions(image, strength), asked)
+        begins = part.begins(len(self.scheduler))
+        start = self._start(ImageOptions(image, strength, begins), asked)
         tensor_names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, of_sdxl=of_sdxl)
         rescale = checked("guidance_rescale", guidance_rescale, Fraction)
         interval = _interval(guidance_start, guidance_stop)
         lora_scale = scale_of(cross_attention_kwargs)
         subjects = Subjects("prompt", range(prompts.count), "num_images_per_prompt", num_images_per_prompt)
         if start is None:
-            drawing = self._begin(asked, subjects)
+            drawing = self._begin(asked, subjects, ends=part.ended)
         else:
             asked = replace(asked, height=start.size[0], width=start.size[1])
-            drawing = self._begin(asked, subjects, start, image=start.count(asked, subjects))
+            drawing = self._begin(asked, subjects, start, part.ended, image=start.count(asked, subjects))
         self._last = self._last_run._replace(guidance_rescale=rescale, clip_skip=options.get("clip_skip"))
         self._lora_scale, self.cross_attention_kwargs = lora_scale, cross_attention_kwargs
+        self.denoising_start, self.denoising_end = part.denoising_start, part.denoising_end
         scale = drawing.sampling.guidance_scale
         with naming_lost_device(), self._encoding(lora_scale):
             make_ids = sizes.time_ids if start is None else sizes.time_ids_of_picture
+            make_ids = sizes.time_ids_of_refiner if self.encoders.of_refiner else make_ids
             time_ids = make_ids(*self._told_size(asked, drawing.shape)) if of_sdxl else None
             guiding = Guiding(scale, rescale, interval)
             conditions = make_conditions(prompts, drawing.subjects, guiding, time_ids, self.denoiser, self.device)
@@ -292,20 +301,28 @@ class TextToImagePipeline(TextualInversion, LastCall):
         """The number of pixels, in height and in width, for each latent."""
         return self.scale
 
-    def _read(self, options: Mapping[str, Any]) -> tuple[DrawingOptions, Prompts, SizeOptions]:
+    def _read(self, options: Mapping[str, Any]) -> tuple[DrawingOptions, Prompts, SizeOptions, PartOptions]:
         """Return the arguments of a call, sorted by purpose. Raises InputError for one that the model does not take."""
-        known = names_of(DrawingOptions, PromptOptions, SizeOptions) - {"use_clipped_model_output", "horizon"}
+        known = names_of(DrawingOptions, PromptOptions, SizeOptions, PartOptions)
+        known -= {"use_clipped_model_output", "horizon"}
         options = accepted(options, known, REFUSED, "text-to-image pipelines")
-        sizes = options_of(SizeOptions, options)
+        sizes, part = options_of(SizeOptions, options), options_of(PartOptions, options)
         if not self.encoders.of_sdxl:
             sizes.check_unused()
+            part.check_unused()
+        if not self.encoders.of_refiner:
+            sizes.check_no_scores()
         told, zeros = options_of(PromptOptions, options), self.zeros_for_no_prompt
         prompts = Prompts(told, self.encoders, self.denoiser.config, zeros_for_none=zeros)
-        return options_of(DrawingOptions, options), prompts, sizes
+        return options_of(DrawingOptions, options), prompts, sizes, part
 
     def _start(self, options: ImageOptions, asked: DrawingOptions) -> ImageStart | None:
         """Return what a run with pictures starts from; None for a run without."""
         if options.image is None:
+            if self.encoders.of_refiner:
+                raise InputError(
+                    "image: SDXL's refiner refines a picture; give image, or the latents of the base model"
+                )
             return None
         assert self._vae is not None
         return ImageStart.read(options, asked, self._vae, self._encode_pictures, of_sdxl=self.encoders.of_sdxl)

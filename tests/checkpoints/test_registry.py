@@ -253,12 +253,6 @@ def test_sdxl_does_without_its_text_encoders(tmp_path):
             ["text_encoder_2", "CLIPTextModelWithProjection"],
             id="no-projection",
         ),
-        pytest.param(
-            SDXL_INDEX,
-            {"_class_name": "StableDiffusionXLImg2ImgPipeline", "requires_aesthetics_score": True},
-            ["StableDiffusionXLImg2ImgPipeline", "refiner", "give the base model"],
-            id="refiner",
-        ),
     ],
 )
 def test_pipelines_of_prompts_that_are_refused(tmp_path, index, change, named):

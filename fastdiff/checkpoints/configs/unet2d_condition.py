@@ -38,6 +38,7 @@ Kernel = Annotated[int, Interval(ge=1, le=31)]  # pixels
 
 USUAL_LENGTH = 77  # tokens of a text, as in CLIP
 TIME_IDS = 6  # of SDXL: original size, corner, target size
+TIME_IDS_OF_REFINER = 5  # original size, corner, aesthetic score
 IMAGE_TOKENS, IMAGE_PREFIX = 32, 10  # tokens that image_proj and text_image_proj make of an image, as in diffusers
 HINT_SCALE, HINT_CHANNELS = 8, 4  # image_hint makes 4 channels of a hint that is 8 times larger than the sample
 
@@ -166,8 +167,7 @@ class UNet2DConditionConfig(StagedConfig):
         """The entries of added_cond_kwargs: name to shape for one picture of `usual_size`."""
         shapes: dict[str, tuple[int, ...]] = {}
         if self._has_time_ids:
-            of_ids = TIME_IDS * (self.addition_time_embed_dim or 0)
-            shapes |= {"text_embeds": ((self.projection_class_embeddings_input_dim or 0) - of_ids,)}
+            shapes |= {"text_embeds": (self.pooled_width(TIME_IDS),)}
             shapes |= {"time_ids": (TIME_IDS,)}
         if self.addition_embed_type == "text_image":
             shapes |= {"text_embeds": (self.cross_width,)}
@@ -177,6 +177,10 @@ class UNet2DConditionConfig(StagedConfig):
             height, width = self.usual_size
             shapes |= {"hint": (3, HINT_SCALE * height, HINT_SCALE * width)}
         return shapes
+
+    def pooled_width(self, time_ids: int) -> int:
+        """Return the width of SDXL's pooled text beside so many time ids."""
+        return (self.projection_class_embeddings_input_dim or 0) - time_ids * (self.addition_time_embed_dim or 0)
 
     @property
     def prompt_shapes(self) -> dict[str, tuple[int, ...]]:

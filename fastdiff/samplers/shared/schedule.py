@@ -47,6 +47,16 @@ class Schedule:
         """Return a copy with its rows on `device`."""
         return replace(self, rows=upload(self.rows, torch.device(device)))
 
+    def first(self, count: int) -> "Schedule":
+        """Return the first `count` steps."""
+        return replace(
+            self,
+            timesteps=self.timesteps[:count],
+            rows=self.rows[:count],
+            draws_noise=self.draws_noise[:count],
+            shares=self.shares[:count],
+        )
+
     def since(self, first: int, shares: Tensor) -> "Schedule":
         """Return the steps from `first` on. `shares` are (steps, 2) of the whole run."""
         return replace(
