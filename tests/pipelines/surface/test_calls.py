@@ -12,6 +12,7 @@ from fastdiff.diffusion.results import PipelineOutput
 from fastdiff.pipelines import label, text_to_image, trajectory
 from fastdiff.pipelines.drawing import DrawingOptions, names_of
 from fastdiff.pipelines.prompts import PromptOptions
+from fastdiff.pipelines.refining import PartOptions
 from fastdiff.pipelines.signatures import CALLS, ENCODE_PROMPT
 from fastdiff.pipelines.sizes import SizeOptions
 from tests.support.text_pipelines import KINDS
@@ -48,8 +49,9 @@ def test_every_argument_is_taken_or_refused_by_name(name):
         "ValueGuidedRLPipeline": (trajectory, trajectory.TrajectoryPipeline),
         "StableDiffusionPipeline": (text_to_image, text_to_image.TextToImagePipeline),
         "StableDiffusionXLPipeline": (text_to_image, text_to_image.TextToImagePipeline),
+        "StableDiffusionXLImg2ImgPipeline": (text_to_image, text_to_image.TextToImagePipeline),
     }.get(name, (label, label.LabelPipeline))
-    taken = names_of(DrawingOptions, PromptOptions, SizeOptions) | {*names(kind.stream), "return_dict"}
+    taken = names_of(DrawingOptions, PromptOptions, SizeOptions, PartOptions) | {*names(kind.stream), "return_dict"}
     assert sorted({*CALLS[name]} - taken - module.REFUSED.keys()) == []
 
 
