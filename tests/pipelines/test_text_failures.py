@@ -57,8 +57,6 @@ ANY = {  # for every kind
     "num-images": ({"num_images": 2}, "num_images: text-to-image pipelines use num_images_per_prompt"),
     "unknown": ({"temperature": 0.5}, "temperature: text-to-image pipelines have no such argument; leave it out"),
     "unknown-none": ({"temperature": None}, "temperature: text-to-image pipelines have no such argument"),
-    "denoising-end": ({"denoising_end": 0.8}, "denoising_end: only SDXL takes it"),
-    "denoising-start": ({"denoising_start": 0.8}, "denoising_start: only SDXL takes it"),
     "ip-adapter": ({"ip_adapter_image": 1}, "ip_adapter_image: IP-Adapters are not supported"),
     "ip-embeds": ({"ip_adapter_image_embeds": []}, "ip_adapter_image_embeds: IP-Adapters are not supported"),
     "attention": (

@@ -126,13 +126,16 @@ WRONG = {
     "no-step-left": ("refiner", {"image": picture(), "denoising_start": 1.0}, "denoising_start: 1.0 leaves no step"),
     "backwards": ("base", {"image": picture(), "denoising_start": 0.5, "denoising_end": 0.5}, "denoising_end: 0.5 is"),
     "beyond": ("base", {"denoising_end": 1.5}, "denoising_end: 1.5 is not a number from 0 to 1"),
+    "end-of-sd1": ("sd1", {"denoising_end": 0.8}, "denoising_end: only SDXL takes it"),
+    "start-of-sd1": ("sd1", {"denoising_start": 0.8}, "denoising_start: only SDXL takes it"),
     "scores": ("base", {"aesthetic_score": 6.0}, "aesthetic_score: only SDXL's refiner takes it"),
     "score": ("refiner", {"image": picture(), "aesthetic_score": "high"}, "aesthetic_score: 'high' is not a number"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_argument_is_one_line(base, refiner, case):
+def test_a_wrong_argument_is_one_line(base, refiner, text_pipes, case):
     whose, options, message = WRONG[case]
+    _, pipe = {"base": base, "refiner": refiner, "sd1": text_pipes("sd1")}[whose]
     with pytest.raises(InputError, match=f"^{message}"):
-        {"base": base, "refiner": refiner}[whose][1]("a cat", **STEPS, **options)
+        pipe("a cat", **STEPS, **options)
