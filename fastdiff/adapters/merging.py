@@ -2,7 +2,7 @@
 
 W + sum of factor_i * scale_i * delta_i is computed in float32 from the weight W as it was loaded, rounded once, and
 copied over the weight. The loaded weights that an adapter touches are kept, so that the very bits come back. They take
-as much memory as these weights, on the model's device.
+as much memory as these weights, on the model's device. Weights in 8 bits are left to `eight_bits`.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -10,24 +10,27 @@ from copy import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fastdiff.adapters.eight_bits import EightBits
 from fastdiff.adapters.factors import ONE, Factor
-from fastdiff.adapters.updates import LoRA, Update
+from fastdiff.adapters.updates import LoRA, Recipe, Update
 from fastdiff.checkpoints.weights import diffusers_keys, split_stacked
 from fastdiff.errors import NonFiniteWeightsError
+from fastdiff.execution.devices import dtype_name
 from fastdiff.kernels.merge_lora import LowRank, merge_lora
 
 Updates = Mapping[str, Update]  # by diffusers' key of the weight
-_Recipe = tuple[tuple[Update, float], ...]  # what is added to a weight
-_UNKNOWN: _Recipe = ((Update(), 0.0),)  # equals no recipe
+_UNKNOWN: Recipe = ((Update(), 0.0),)  # equals no recipe
 
 
 class Merging:
     """The adapters of one model. All changes wait for `write`, which computes only the weights that change."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: Any):
+        """Begin without adapters. `model` is a `Model`. Raises InputError as `EightBits`."""
         self._model = model
+        self._in_8_bits = EightBits(model, _merged)
         # diffusers' key -> our parameter, which may stack several
         self._names = {key: name for name in model.state_dict() for key in diffusers_keys(model, name)}
         self.adapters: dict[str, Updates] = {}
@@ -36,7 +39,7 @@ class Merging:
         self.scale = 1.0  # of a call, for all active adapters
         self.fused: dict[str, tuple[Updates, Factor]] = {}  # by adapter; the layers of these ignore `active`
         self._loaded: dict[str, Tensor] = {}  # our parameters as they were loaded, if an adapter has touched them
-        self._written: dict[str, _Recipe] = {}  # by diffusers' key
+        self._written: dict[str, Recipe] = {}  # by diffusers' key
         self._parameters = dict(model.named_parameters())
         self._places: dict[str, tuple[Any, ...]] = {}  # by diffusers' key: the parameter's address, and two views
         self._generation = 0  # counts changes of the updates themselves
@@ -85,15 +88,17 @@ class Merging:
 
     def keep_fused(self) -> None:
         """Make what is fused a part of the model for good. Its weights are then the model's own."""
-        fused = {self._names[key] for updates, _ in self.fused.values() for key in updates}
+        keys = {key for updates, _ in self.fused.values() for key in updates}
+        self._in_8_bits.keep({key: self._written[key] for key in keys if key in self._in_8_bits})
+        fused = {self._names.get(key, key) for key in keys}
         for name in fused:
             self._loaded.pop(name, None)
         self._places = {}
-        self._written = {key: recipe for key, recipe in self._written.items() if self._names[key] not in fused}
+        self._written = {key: it for key, it in self._written.items() if self._names.get(key, key) not in fused}
         self.fused = {}
         self._generation += 1
 
-    def _recipes(self) -> list[tuple[str, _Recipe]]:
+    def _recipes(self) -> list[tuple[str, Recipe]]:
         """Return what is added to each weight that an adapter changes, now."""
         fused: dict[str, list[tuple[Update, float]]] = {}
         for updates, factor in self.fused.values():
@@ -106,54 +111,48 @@ class Merging:
         return [(key, tuple(recipe)) for key, recipe in (active | fused).items()]
 
     def write(self) -> None:
-        """Bring the model's weights up to date. Raises NonFiniteWeightsError, and then has changed nothing.
+        """Bring the model's weights up to date. After an error nothing has changed.
 
-        Raises it if a sum is beyond the range of the dtype.
+        Raises:
+            NonFiniteWeightsError: a sum is beyond the range of the dtype.
+            InputError: for weights in 8 bits, as `EightBits.fetch`.
         """
         wanted = dict(self._recipes())
         changed = {key: wanted.get(key, ()) for key in self._written.keys() | wanted.keys()}
         changed = {key: recipe for key, recipe in changed.items() if recipe != self._written.get(key, ())}
         before = {key: self._written.get(key, ()) for key in changed}
         with torch.inference_mode(False), torch.no_grad():  # so that torch counts the writes
-            written = self._write_all(changed)
-            narrow = [each.aminmax() for each in written if each.dtype == torch.float16]
+            self._in_8_bits.fetch(key for key, recipe in changed.items() if recipe)
+            narrow = [each.aminmax() for each in self._write_all(changed)]
             if not narrow or torch.stack([torch.stack(each) for each in narrow]).isfinite().all():
                 self._written = wanted
                 return
             self._write_all({key: () if recipe is _UNKNOWN else recipe for key, recipe in before.items()})
-        raise NonFiniteWeightsError("LoRA: a merged weight is beyond the range of float16; use a smaller weight")
+        dtype = dtype_name(self._model.dtype)
+        raise NonFiniteWeightsError(f"LoRA: a merged weight is beyond the range of {dtype}; use a smaller weight")
 
-    def _write_all(self, recipes: Mapping[str, _Recipe]) -> list[Tensor]:
-        """Write weights, and return them. Those that one launch can write are written together."""
+    def _write_all(self, recipes: Mapping[str, Recipe]) -> list[Tensor]:
+        """Write weights. Return what may be beyond the range of its dtype: those in float16, and factors of 8-bit ones.
+
+        Those that one launch can write are written together.
+        """
         together: dict[Hashable, list[tuple[Tensor, Tensor, list[LowRank]]]] = {}
         written = []
         for key, recipe in recipes.items():
+            if key in self._in_8_bits:
+                written.append(self._in_8_bits.write(key, recipe))
+                continue
             target, loaded = self._place(key)
             changes = _low_rank(target, loaded, recipe)
             if changes:
                 together.setdefault((target.dtype, changes[0].up.dtype), []).append((target, loaded, changes))
             else:
-                self._write(target, loaded, recipe)
-            written.append(target)
+                _write(target, loaded, recipe)
+            if target.dtype == torch.float16:
+                written.append(target)
         for group in together.values():
             merge_lora(*zip(*group, strict=True))
         return written
-
-    def _write(self, target: Tensor, loaded: Tensor, recipe: _Recipe) -> None:
-        """Write one weight."""
-        if not recipe:
-            target.copy_(loaded)
-            return
-        scales = any(update.scales_weight for update, _ in recipe)
-        weight = loaded.to(target.device, torch.float32, copy=True).reshape(len(loaded), -1) if scales else loaded
-        total = weight.clone() if scales else torch.empty(len(target), target[0].numel(), device=target.device)
-        for i, (update, factor) in enumerate(recipe):
-            here = update if update.device == target.device else update.to(target.device)
-            here.add_to(total, weight, factor, is_first=i == 0 and not scales)
-        if scales:
-            target.copy_(total.reshape(target.shape))
-        else:
-            torch.add(loaded.to(target.device), total.view(target.shape), out=target)  # in float32, rounded once
 
     def _place(self, key: str) -> tuple[Tensor, Tensor]:
         """Return views of our parameter and of what was loaded into it, for diffusers' key of a weight."""
@@ -182,15 +181,44 @@ class Merging:
             if loaded.dtype != dtype:
                 self._loaded[name] = loaded.to(dtype)
                 self._written |= dict.fromkeys(diffusers_keys(self._model, name), _UNKNOWN)
+        self._written |= dict.fromkeys(self._in_8_bits.follow_dtype(), _UNKNOWN)
         self.write()
 
     def as_loaded(self, state: dict[str, Any], prefix: str) -> dict[str, Any]:
         """Return a state dict of the model with the weights as they were loaded."""
-        loaded = {prefix + name: each for name, each in self._loaded.items()}
+        loaded = {prefix + name: each for name, each in (self._loaded | self._in_8_bits.loaded).items()}
         return state | {name: each.to(state[name].device) for name, each in loaded.items()}
 
 
-def _low_rank(target: Tensor, loaded: Tensor, recipe: _Recipe) -> list[LowRank] | None:
+def _write(target: Tensor, loaded: Tensor, recipe: Recipe) -> None:
+    """Write one weight."""
+    if not recipe:
+        target.copy_(loaded)
+        return
+    scales = any(update.scales_weight for update, _ in recipe)
+    weight = loaded.to(target.device, torch.float32, copy=True).reshape(len(loaded), -1) if scales else loaded
+    total = weight.clone() if scales else torch.empty(len(target), target[0].numel(), device=target.device)
+    for i, (update, factor) in enumerate(recipe):
+        here = update if update.device == target.device else update.to(target.device)
+        here.add_to(total, weight, factor, is_first=i == 0 and not scales)
+    if scales:
+        target.copy_(total.reshape(target.shape))
+    else:
+        torch.add(loaded.to(target.device), total.view(target.shape), out=target)  # in float32, rounded once
+
+
+def _merged(loaded: Tensor, recipe: Recipe) -> Tensor:
+    """Return a weight, (out, in) or (out, in, kh, kw), with what a recipe adds to it."""
+    target = torch.empty_like(loaded)
+    changes = _low_rank(target, loaded, recipe)
+    if changes:
+        merge_lora([target], [loaded], [changes])
+    else:
+        _write(target, loaded, recipe)
+    return target
+
+
+def _low_rank(target: Tensor, loaded: Tensor, recipe: Recipe) -> list[LowRank] | None:
     """Return a recipe as changes for `merge_lora`, or None if that does not take them."""
     device = target.device
     if loaded.device != device or not target.is_contiguous() or target.shape[2:].numel() != 1:

@@ -49,6 +49,9 @@ class Update:
         return replace(self, **tensors)
 
 
+Recipe = tuple[tuple[Update, float], ...]  # what is added to a weight: updates and the user's factors
+
+
 @dataclass(frozen=True, eq=False)
 class LoRA(Update):
     """Hu et al. 2021 (arXiv 2106.09685): up @ down. With `mid`, the product of three convolutions (LoCon)."""

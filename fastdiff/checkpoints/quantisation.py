@@ -11,7 +11,8 @@ activations that quantised layers read are rounded to e4m3, with one factor per 
 (convolutions).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,14 @@ from fastdiff.kinds import Precision
 
 SHORTCUT = "conv_shortcut"
 FORMATS = {name: dtype for dtype, name in NAMES.items()}  # precision -> dtype of its weights
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the weights of a model in 8 bits came from."""
+
+    read: Callable[[], dict[str, Tensor]]  # returns the weights of the files again, by diffusers' keys
+    device: torch.device  # where they were quantised: a GPU may round the factors in another way than a CPU
 
 
 def formats(model: nn.Module, precision: Precision) -> dict[str, torch.dtype]:

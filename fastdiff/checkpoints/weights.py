@@ -126,7 +126,7 @@ def diffusers_shapes(model: nn.Module) -> dict[str, torch.Size]:
     """Return the keys and shapes that diffusers' model saves with the same config."""
     shapes = {
         key: each.shape
-        for name, tensor in model.state_dict().items()
+        for name, tensor in nn.Module.state_dict(model).items()  # `Model` would copy weights that adapters changed
         for key, each in split_stacked(tensor, diffusers_keys(model, name)).items()
     }
     return shapes | {name: torch.Size(conversion.shape) for name, conversion in conversions_of(model).items()}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -16,7 +17,7 @@ from fastdiff.checkpoints.configs.model import ModelConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.loading import REFUSED, Load, check_foreign, chosen_device, chosen_dtype
 from fastdiff.checkpoints.names import extensions_of
-from fastdiff.checkpoints.quantisation import formats
+from fastdiff.checkpoints.quantisation import Origin, formats
 from fastdiff.checkpoints.registry import ModelPart
 from fastdiff.checkpoints.saving import HUB_OPTIONS, divided
 from fastdiff.checkpoints.single_files.cards import place_of_part
@@ -102,6 +103,7 @@ class Model(Surface, metaclass=_Building):
         # our name -> diffusers' live parameter, if a conversion of it must follow its changes
         self.sources: Mapping[str, Tensor] = {}
         self.merging: MergingLike | None = None  # once an adapter has been loaded
+        self.origin: Origin | None = None  # of weights in 8 bits
         self.is_shared = False  # whether the weights are also the memory of another model's parameters
         self._graphs: dict[Hashable, Graphed | Programmed] = {}
         self._plain_place: tuple[dict[str, nn.Parameter | None], str] | None = None  # where `_plain` is
@@ -272,14 +274,14 @@ class Model(Surface, metaclass=_Building):
         _prepare_kernels(load.home)
         with on_meta():
             model = cls.from_config(options, source=str(path))
-        if inside is None:
-            state = weights.load_state_dict(folder, load.variant, options.LIBRARY, load.extensions)
-            state = weight_files.without_prefix(state, options.KEY_PREFIX)
-        else:
+        if inside is not None:
             check_shapes(stored, weights.diffusers_shapes(model), source)
-            state, source = read_part(inside, options), str(inside.path)
-        in_8_bits = formats(model, load.precision)
+            source = str(inside.path)
+        state, in_8_bits = _read(options, folder, load, inside), formats(model, load.precision)
         weights.load_weights(model, state, source=source, dtype=load.dtype, device=load.home, in_8_bits=in_8_bits)
+        if in_8_bits:
+            there = inside and inside._replace(path=inside.path.absolute())
+            model.origin = Origin(partial(_read, options, folder.absolute(), load, there), load.home)
         return model
 
     @property
@@ -362,6 +364,14 @@ def _own_load(device: Any, dtype: Any, torch_dtype: Any, precision: Precision) -
     checked("precision", precision, Precision)
     check_precision(precision, device)
     return Load(device, dtype, precision=precision)
+
+
+def _read(config: ModelConfig, folder: Path, load: Load, inside: weight_files.InFile | None) -> dict[str, Tensor]:
+    """Return the weights of a folder, or of a part of a single file, by diffusers' keys."""
+    if inside is not None:
+        return read_part(inside, config)
+    state = weights.load_state_dict(folder, load.variant, config.LIBRARY, load.extensions)
+    return weight_files.without_prefix(state, config.KEY_PREFIX)
 
 
 def _prepare_kernels(device: torch.device) -> None:

@@ -18,7 +18,6 @@ from fastdiff.adapters.names import PARTS, UNET
 from fastdiff.arguments import as_float, optional, shown, text
 from fastdiff.checkpoints import weights
 from fastdiff.errors import InputError
-from fastdiff.kernels.host.weights import Quantised
 from fastdiff.models.model import Model
 from fastdiff.pipelines.base import Pipeline
 from fastdiff.schema import checked
@@ -66,7 +65,8 @@ class Adapting(Pipeline):
             kwargs: arguments of diffusers that have no effect here, such as `low_cpu_mem_usage` and the hub's options.
 
         Raises:
-            InputError: for a file that is no LoRA of this model. Nothing has changed then.
+            InputError: for a file that is no LoRA of this model, and with weights in 8 bits if the model's files have
+                changed or gone. Nothing has changed then.
             NonFiniteWeightsError: for NaN or infinity in the file, and for a sum that is beyond the range of the dtype.
         """
         unknown = sorted(kwargs.keys() - _UNUSED)
@@ -77,7 +77,6 @@ class Adapting(Pipeline):
         if subfolder is not None and not isinstance(given, Mapping):
             given = Path(given) / text("subfolder", subfolder)
         models = self._adaptable()
-        _check_precision(models)
         shapes = {part: _weights_of(model) for part, model in models.items()}
         adapter = read_adapter(given, optional(text, "weight_name", weight_name), shapes, self.denoiser.config)
         before = {part: merging.snapshot() for part, merging in self._mergings().items()}
@@ -333,12 +332,8 @@ def scale_of(cross_attention_kwargs: Any) -> float:
 def _weights_of(model: Model) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights that adapters may change, by diffusers' keys."""
     shapes = weights.diffusers_shapes(model)
-    return {key: tuple(shape) for key, shape in shapes.items() if key.endswith(".weight") and len(shape) > 1}
-
-
-def _check_precision(models: Mapping[str, Model]) -> None:
-    if any(isinstance(module, Quantised) for model in models.values() for module in model.modules()):
-        raise InputError("load_lora_weights: the weights are in 8 bits; load the model with precision full")
+    named = {key.removesuffix(".values"): tuple(shape) for key, shape in shapes.items()}  # `Quantised` has values
+    return {key: shape for key, shape in named.items() if key.endswith(".weight") and len(shape) > 1}
 
 
 def _use(there: Sequence[str]) -> str:

@@ -93,6 +93,39 @@ def test_weights_are_merged_in_float32_and_rounded_once(dtype, factors, folder, 
     assert checked
 
 
+@pytest.mark.parametrize("offload", [False, True], ids=["on-gpu", "offload"])
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_in_8_bits_the_bits_are_those_of_a_folder_with_the_merged_weights(precision, offload, folder, loras, tmp_path):
+    options = {"device": "cuda", "dtype": torch.bfloat16, "offload": offload}
+    full = fastdiff.Pipeline.from_pretrained(folder, **options | {"precision": "full"})
+    full.save_pretrained(tmp_path / "plain")
+    merged = fastdiff.Pipeline.from_pretrained(tmp_path / "plain", **options)
+    for pipe in (merged, fastdiff.Pipeline.from_pretrained(tmp_path / "plain", precision=precision, **options)):
+        plain = draw(pipe)
+        assert torch.equal(draw(pipe), plain)
+        before = graphs(pipe)
+        for i, each in enumerate(loras):
+            pipe.load_lora_weights(in_diffusers(each), f"{i}")
+        pipe.set_adapters(["0", "1"], [0.7, 0.4])
+        if pipe is merged:
+            pipe.fuse_lora([*pipe.get_list_adapters()])
+            pipe.unload_lora_weights()
+            pipe.save_pretrained(tmp_path / "merged")
+    wanted = fastdiff.Pipeline.from_pretrained(tmp_path / "merged", precision=precision, **options)
+    drawn = draw(pipe)
+    found = dict(pipe.unet.named_parameters())
+    for name, each in wanted.unet.named_parameters():
+        assert torch.equal(found[name].view(torch.uint8), each.view(torch.uint8)), name
+    assert torch.equal(drawn, draw(wanted)) and not torch.equal(drawn, plain)
+    pipe.disable_lora()
+    assert torch.equal(draw(pipe), plain)
+    pipe.enable_lora()
+    assert torch.equal(draw(pipe), drawn)
+    pipe.unload_lora_weights()
+    assert torch.equal(draw(pipe), plain)
+    assert graphs(pipe) == before
+
+
 def test_a_picture_has_the_same_bits_in_any_batch(folder, loras):
     pipe = ours_on_gpu(folder, torch.float16)
     pipe.load_lora_weights(in_diffusers(loras[0]))

@@ -333,12 +333,6 @@ def test_a_move_to_float16_of_a_sum_beyond_it_is_one_error(pipe, files):
     assert all(each.isfinite().all() for each in pipe.unet.parameters())
 
 
-def test_weights_in_8_bits_take_no_adapter(folder, files):
-    pipe = fastdiff.Pipeline.from_pretrained(folder, precision="int8")
-    with pytest.raises(fastdiff.InputError, match="8 bits; load the model with precision full"):
-        pipe.load_lora_weights(files[0])
-
-
 def test_metadata_that_is_not_json_and_an_alpha_that_is_no_number(pipe, tmp_path):
     for text, message in (("{", "is not JSON"), (json.dumps({"unet.lora_alpha": "x"}), "alpha in the config is 'x'")):
         file = save(tmp_path / "lora.safetensors", lora(), lora_adapter_metadata=text)

@@ -57,6 +57,25 @@ def test_the_picture_is_the_librarys_and_the_png_says_it(here, sample, text_fold
     assert wanted.tobytes() == pixels("first.png")
 
 
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_in_8_bits_the_picture_is_that_of_a_folder_with_the_merged_weights(
+    here, sample, text_folder, pixels, precision
+):
+    pipe = Pipeline.from_pretrained(text_folder("sd1"), device="cpu")
+    for name in ("style", "detail"):
+        pipe.load_lora_weights(f"{name}.safetensors", adapter_name=name)
+    pipe.set_adapters(["style", "detail"], [1, 0.5])
+    pipe.fuse_lora(["unet", "text_encoder"])
+    pipe.unload_lora_weights()
+    pipe.save_pretrained("merged")
+    assert sample(*BOTH, "--precision", precision, "-o", "8-bits.png") == 0
+    assert sample("--model", "merged", "--precision", precision, "-o", "merged.png") == 0
+    assert sample("--precision", precision, "-o", "plain.png") == 0
+    assert pixels("8-bits.png") == pixels("merged.png") != pixels("plain.png")
+    record = png.read_settings("8-bits.png")
+    assert record["precision"] == precision and record["lora"] == ["style.safetensors:1", "detail.safetensors:0.5"]
+
+
 def test_from_finds_moved_files_by_hash_then_by_name(here, sample, capsys, loras, pixels):
     assert sample(*BOTH, "-o", "first.png") == 0
     (here / "mine/deep").mkdir(parents=True)
@@ -106,7 +125,6 @@ REFUSED = {
     "infinite": (["--lora", "style.safetensors:inf"], "its weight 'inf' is not a number"),
     "twice": ([*BOTH, "--lora", "style.safetensors:2"], "it is given twice"),
     "another": (["--lora", "other.safetensors"], "have no layer in this model"),
-    "8-bits": (["--lora", "style.safetensors", "--precision", "int8"], "the weights are in 8 bits"),
     "no-folder": (["--lora-dir", "nowhere"], "--lora-dir: nowhere is not a folder"),
     "labels": (["--model", "emoji64", "--lora", "style.safetensors"], "lora: emoji64 has no text encoder"),
 }
