@@ -188,7 +188,7 @@ def _denoiser(classes: Mapping[str, str]) -> registry.DenoiserPart:
 def _of_its_time(config: DenoiserConfig, pipeline: registry.PipelineClass, saved: Mapping[str, Any]) -> DenoiserConfig:
     """Correct the sample_size that diffusers wrote before 0.9, as StableDiffusionPipeline does."""
     version = re.match(r"0\.[0-8]\b", str(saved.get("_diffusers_version")))
-    is_old = pipeline.name == "StableDiffusionPipeline" and version is not None
+    is_old = pipeline.name in ("StableDiffusionPipeline", "StableDiffusionInpaintPipeline") and version is not None
     if not is_old or not isinstance(config, UNet2DConditionConfig) or not isinstance(config.sample_size, int):
         return config
     return replace(config, sample_size=max(SAMPLE_SIZE, config.sample_size))

@@ -174,6 +174,24 @@ PIPELINES = {
             options=("requires_aesthetics_score", "force_zeros_for_empty_prompt", "add_watermarker"),
             guidance_scale=5.0,
         ),
+        PipelineClass(
+            "StableDiffusionInpaintPipeline",
+            {UNET_CONDITION: PROMPTS},
+            (VAE, TEXT_ENCODER, TOKENIZER),
+            unused=("safety_checker", "feature_extractor", "image_encoder"),
+            options=("requires_safety_checker",),
+            scheduler_options={"steps_offset": 1, "skip_prk_steps": True},
+            guidance_scale=7.5,
+        ),
+        PipelineClass(
+            "StableDiffusionXLInpaintPipeline",
+            {UNET_CONDITION: PROMPTS},
+            (VAE, TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
+            optional=(TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
+            unused=("image_encoder", "feature_extractor"),
+            options=("requires_aesthetics_score", "force_zeros_for_empty_prompt", "add_watermarker"),
+            guidance_scale=7.5,
+        ),
     )
 }
 

@@ -7,7 +7,7 @@ do not keep that promise, so the CPU path computes each picture on its own, with
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fastdiff.diffusion.conditioning import ConditioningTable
 from fastdiff.diffusion.conditions import Conditions
-from fastdiff.diffusion.trajectories import KnownValues
 from fastdiff.execution.cpu_workers import map_in_turn, map_pictures
 from fastdiff.execution.memory import Portions
 from fastdiff.execution.replaying.trees import Fixed, map_tensors
@@ -33,6 +32,18 @@ ALL = slice(None)
 ROWS = 1024  # a graph's table has a multiple of it, so that runs of any usual number of steps share a graph
 
 
+class Known(Protocol):
+    """The parts of a run's result that are known before it."""
+
+    def begin(self, x_t: Tensor) -> Tensor:
+        """Return x_t (N, H, W, C) of the first step. The caller may own the given one."""
+        ...
+
+    def set_after(self, step: int, x: Tensor) -> None:
+        """Set the known parts in x_{t-1} (N, H, W, C) of a step, in place and without a sync."""
+        ...
+
+
 def denoise(
     denoiser: DenoiserLike,
     x_t: Tensor,
@@ -41,7 +52,8 @@ def denoise(
     *,
     noise: NoiseSource,
     portions: Portions,
-    known: KnownValues | None = None,
+    known: Known | None = None,
+    inputs: Tensor | None = None,
     after_step: AfterStep | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield x_{t-1} and x0, each (N, H, W, C) float32, after every step.
@@ -53,8 +65,10 @@ def denoise(
         noise: The source of the steps' noise.
         portions: How many of the N pictures are computed together. If a portion does not fit in memory, it is computed
             again in smaller portions, and earlier steps stay valid.
-        known: Known values of trajectories. They are set in x_t before the first step and after every step. x0 stays
-            the model's prediction.
+        known: What is known of the result, such as values of trajectories or the pixels that inpainting keeps. It is
+            set in x_t before the first step and after every step. x0 stays the model's prediction.
+        inputs: The input channels of an inpainting model after x_t, the same at each step, (N, H, W, C') in the model's
+            dtype.
         after_step: Called with the index of a step and x_{t-1}. It returns the x_{t-1} that the next step starts from,
             and new conditions or None to keep them.
 
@@ -63,7 +77,7 @@ def denoise(
     seeds = noise if isinstance(noise, Tensor) else None
     weights, loops = denoiser.weights_state, dict[bool, _Loop]()  # by whether a step is guided
     if known is not None:
-        x_t = known.set_in(x_t.clone())  # the caller may own x_t
+        x_t = known.begin(x_t)
     kept = {"earlier": x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:])} if schedule.multistep else {}
     for i, draws in enumerate(schedule.draws_noise):
         if weights != denoiser.weights_state:  # adapters have changed what was computed before the loop
@@ -72,14 +86,14 @@ def denoise(
         guided = conditions.guides(i, len(schedule))
         if guided not in loops:
             loops[guided] = _Loop(
-                denoiser, schedule, conditions if guided else replace(conditions, guidance=None), seeds
+                denoiser, schedule, conditions if guided else replace(conditions, guidance=None), seeds, inputs
             )
         loop = loops[guided]
         z = noise() if draws and not isinstance(noise, Tensor) else None
         x_t, x0, *earlier = _join(portions.map(functools.partial(loop.take_step, x_t, i, z, **kept), len(x_t)))
         kept = {"earlier": earlier[0]} if earlier else {}
         if known is not None:
-            known.set_in(x_t)
+            known.set_after(i, x_t)
         if after_step is not None:
             x_t, changed = after_step(i, x_t)
             if changed is not None:
@@ -120,8 +134,8 @@ class _Step:
         With guidance, one model call computes both halves; `time` and the text then have an entry for each picture of
         each.
         """
-        rows, scale, text = constants
-        x = scale_input(x_t, rows, step, self.denoiser.dtype, 1 + self.is_guided)
+        rows, scale, text, inputs = constants
+        x = with_inputs(scale_input(x_t, rows, step, self.denoiser.dtype, 1 + self.is_guided), *inputs)
         output, *unguided = self.denoiser.predict(x, Conditioning(*time, text)).split(len(x_t))
         return self.update(output, unguided[0] if unguided else None, x_t, rows, step, earlier, noise, scale)
 
@@ -147,6 +161,11 @@ class _Step:
         )  # fmt: skip
 
 
+def with_inputs(x: Tensor, *inputs: Tensor) -> Tensor:
+    """Return a model's input (k, H, W, C) with constant channels (k, H, W, C') or (1, H, W, C') after its own."""
+    return torch.cat([x, *(each.expand(len(x), -1, -1, -1) for each in inputs)], dim=-1) if inputs else x
+
+
 def _rescaled(output: Tensor, unguided: Tensor, scale: Tensor, share: float) -> Tensor:
     """Return the guided output (N, H, W, C) float32, rescaled in part to the deviation of the conditional output.
 
@@ -166,6 +185,7 @@ class _Constants(NamedTuple):
     rows: Tensor  # (rows, len(COLUMNS)) float32: the schedule's, and zeros up to a multiple of ROWS
     guidance_scale: Tensor  # (N,) float32
     text: tuple[Tensor, ...]  # `Conditioning.text`, with an entry for each picture of each half
+    inputs: tuple[Tensor, ...]  # of an inpainting model, (k, H, W, C'), with an entry for each picture of each half
 
 
 @dataclass(frozen=True)
@@ -183,6 +203,7 @@ class _Loop:
     schedule: Schedule
     conditions: Conditions
     seeds: Tensor | None  # (N,) int64, on the model's device; None if a generator draws the noise
+    inputs: Tensor | None = None  # see `denoise`
 
     @functools.cached_property
     def table(self) -> ConditioningTable:
@@ -229,7 +250,10 @@ class _Loop:
         if key not in self._of_parts:
             rows = F.pad(self.schedule.rows, (0, 0, 0, -len(self.schedule) % ROWS))
             entries = self.all_conditions[:, part].flatten()
-            constants = _Constants(rows, self.guidance_scale[part], map_tensors(lambda each: each[entries], text))
+            text = map_tensors(lambda each: each[entries], text)
+            halves = len(self.all_conditions)
+            inputs = () if self.inputs is None else (self.inputs[part].repeat(halves, 1, 1, 1),)
+            constants = _Constants(rows, self.guidance_scale[part], text, inputs)
             x_t = x_t[part]
             seeds = x_t.new_zeros(len(x_t), dtype=torch.int64) if self.seeds is None else self.seeds[part]
             zeros = x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:])
@@ -262,18 +286,19 @@ class _Loop:
         rows, step = self.schedule.rows, self.step_indices[i, :1]
         model = self.denoiser.graphed("predict", self.denoiser.predict)
 
-        def predict(x: Tensor, conditions: Tensor) -> Tensor:
+        def predict(x: Tensor, conditions: Tensor, *inputs: Tensor) -> Tensor:
             """Return (k, H, W, C_out) from x (1, H, W, C) and one or both of its conditions (1, k)."""
             x = scale_input(x, rows, step, self.denoiser.dtype, conditions.numel())
-            return model(x, conditioning.of(conditions[0]))
+            return model(with_inputs(x, *inputs), conditioning.of(conditions[0]))
 
         x_t, conditions = x_t[part], self.all_conditions[:, part]
+        inputs = () if self.inputs is None else (self.inputs[part],)
         nothing = [None] * len(x_t)
         halves: Iterable[Iterable[Tensor]]
         if self.denoiser.joins_halves:
-            halves = zip(*(pair.split(1) for pair in map_in_turn(predict, x_t, conditions.T)), strict=True)
+            halves = zip(*(pair.split(1) for pair in map_in_turn(predict, x_t, conditions.T, *inputs)), strict=True)
         else:
-            halves = (map_pictures(predict, x_t, each[:, None]) for each in conditions)
+            halves = (map_pictures(predict, x_t, each[:, None], *inputs) for each in conditions)
         outputs, *away = halves
         unguided = away[0] if away else nothing
         noise = self.seeds if self.schedule.draws_noise[i] and self.seeds is not None else noise

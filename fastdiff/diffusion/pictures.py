@@ -80,7 +80,7 @@ def check_latents(latents: Any, config: DenoiserConfig) -> None:
     if latents is None:
         return
     tensor("latents", latents, FLOATS)
-    channels, axes = config.sample_channels, config.AXES
+    channels, axes = config.state_channels, config.AXES
     if latents.ndim != 2 + len(axes) or latents.shape[1] != channels:
         raise InputError(f"latents: expected (N, {channels}, {', '.join(axes)}), got {tuple(latents.shape)}")
 
@@ -88,7 +88,7 @@ def check_latents(latents: Any, config: DenoiserConfig) -> None:
 def check_state(x: Any, config: DenoiserConfig) -> Tensor:
     """Return a denoiser's final state (N, H, W, C) or (N, 1, L, C) as float32. InputError for anything else."""
     tensor("x", x, FLOATS)
-    channels, sides = config.sample_channels, "1, L" if config.of_trajectories else "H, W"
+    channels, sides = config.state_channels, "1, L" if config.of_trajectories else "H, W"
     if x.ndim != 4 or x.shape[3] != channels or (config.of_trajectories and x.shape[1] != 1):
         raise InputError(f"x: expected (N, {sides}, {channels}), got {tuple(x.shape)}")
     return x.detach().float()
@@ -105,7 +105,7 @@ def picture_shape(
     asked = checked_side("height", height), checked_side("width", width)
     if latents is None:
         height, width = completed_size(config, *asked, scale)
-        return config.in_channels, height // scale, width // scale
+        return config.state_channels, height // scale, width // scale
     sides = latents.shape[2], latents.shape[3]
     with naming("latents"):
         config.check_size(*sides)
@@ -114,7 +114,7 @@ def picture_shape(
             raise InputError(
                 f"latents: they make pictures of {name} {side * scale}, but {name} is {pixels}; leave it out"
             )
-    return config.in_channels, *sides
+    return config.state_channels, *sides
 
 
 def completed_size(config: DenoiserConfig, height: int | None, width: int | None, scale: int = 1) -> tuple[int, int]:

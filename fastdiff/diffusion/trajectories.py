@@ -49,6 +49,14 @@ class KnownValues(NamedTuple):
         """Set the known elements of x (N, 1, L, C) float32 in place, and return x. One launch, without a sync."""
         return torch.where(self.mask, self.values, x, out=x)
 
+    def begin(self, x_t: Tensor) -> Tensor:
+        """As `loop.Known`."""
+        return self.set_in(x_t.clone())
+
+    def set_after(self, step: int, x: Tensor) -> None:
+        """As `loop.Known`: the values are the same after each step."""
+        self.set_in(x)
+
 
 def trajectory_shape(config: DenoiserConfig, horizon: Any, latents: Tensor | None) -> tuple[int, int, int]:
     """Return the denoiser's (C, 1, L). L is `horizon`, the horizon of `latents`, or the config's.

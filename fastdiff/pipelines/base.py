@@ -281,7 +281,7 @@ class Pipeline(FromFolder):
             begin=begin,
             **custom,
         )
-        channels = self.denoiser.config.sample_channels, self.denoiser.config.prediction_channels
+        channels = self.denoiser.config.state_channels, self.denoiser.config.prediction_channels
         halves = (1, 2) if schedule.options.variance == "fixed" else (2,)
         if channels[1] not in [half * channels[0] for half in halves]:
             raise InputError(

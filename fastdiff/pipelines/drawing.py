@@ -3,13 +3,12 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
 from fastdiff.diffusion.conditions import Conditions
-from fastdiff.diffusion.loop import AfterStep, denoise
-from fastdiff.diffusion.trajectories import KnownValues
+from fastdiff.diffusion.loop import AfterStep, Known, denoise
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
 from fastdiff.execution.memory import Portions, or_explain
@@ -54,6 +53,14 @@ class DrawingOptions:
         }
 
 
+class Started(NamedTuple):
+    """What `diffusion.loop.denoise` starts from."""
+
+    x_t: Tensor  # (N, H, W, C) float32
+    known: Known | None = None
+    inputs: Tensor | None = None
+
+
 class Start(Protocol):
     """Starts a run from more than noise."""
 
@@ -65,8 +72,8 @@ class Start(Protocol):
         """Raise InputError unless it can start so many pictures."""
         ...
 
-    def x_t(self, noise: Noise, schedule: Schedule) -> Tensor:
-        """Return the input of the first step, (N, H, W, C) float32. `noise` draws in turn."""
+    def prepare(self, noise: Noise, schedule: Schedule, latents: Tensor | None) -> Started:
+        """Draw the noise in diffusers' order, or take `latents` (N, C, H, W), and return what the loop starts from."""
         ...
 
 
@@ -90,36 +97,37 @@ class Drawing:
         """The seed of each picture."""
         return self.noise.seeds
 
-    def start(self) -> Tensor:
-        """Return x_T (N, H, W, C) float32, the input of the first step. Raises OutOfMemoryError."""
+    def start(self) -> Started:
+        """Return what the loop starts from, such as x_T, the input of the first step. Raises OutOfMemoryError."""
         latents = None if self.latents is None else self.latents.reshape(-1, *self.shape)
         with naming_lost_device():
             if self.starts_from is not None:
-                draw = partial(self.starts_from.x_t, self.noise.in_turn(), self.schedule)
+                draw = partial(self.starts_from.prepare, self.noise, self.schedule, latents)
                 return or_explain(draw, self.portions.problem)
             x_t = or_explain(partial(self.noise.start, latents), self.portions.problem)
-            return x_t if self.schedule.init_noise_sigma == 1 else x_t * self.schedule.init_noise_sigma
+            return Started(x_t if self.schedule.init_noise_sigma == 1 else x_t * self.schedule.init_noise_sigma)
 
     def denoise(
         self,
         denoiser: DenoiserLike,
         conditions: Conditions,
         *,
-        known: KnownValues | None = None,
+        known: Known | None = None,
         after_step: AfterStep | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Draw the starting noise, and return an iterator over the steps of `diffusion.loop.denoise`."""
-        x_t = self.start()
+        started = self.start()
         with naming_lost_device():
             noise = self.noise.of_steps(self.schedule.noise_dtype)
         return denoise(
             denoiser,
-            x_t,
+            started.x_t,
             self.schedule,
             conditions,
             noise=noise,
             portions=self.portions,
-            known=known,
+            known=started.known if known is None else known,
+            inputs=started.inputs,
             after_step=after_step,
         )
 

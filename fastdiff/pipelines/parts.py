@@ -81,10 +81,10 @@ class Parts:
         optional(instance, "info", info, ModelInfo, "a ModelInfo")
         text("name", name)
         optional(instance, "vae", vae, Autoencoder, VAE_KINDS)
-        if vae is not None and vae.config.latent_channels != denoiser.config.in_channels:
+        if vae is not None and vae.config.latent_channels != denoiser.config.state_channels:
             raise InputError(
                 f"vae: it decodes {vae.config.latent_channels} channels, and the model denoises "
-                f"{denoiser.config.in_channels}; give the VAE that the model was trained with"
+                f"{denoiser.config.state_channels}; give the VAE that the model was trained with"
             )
         self.denoiser, self.name, self._vae = denoiser, name, vae
         self.info = info or ModelInfo(null_label=denoiser.config.null_label)
@@ -271,4 +271,4 @@ class Parts:
     @property
     def _channels(self) -> int:
         """The number of channels in a picture."""
-        return self.denoiser.config.sample_channels if self._vae is None else self._vae.config.out_channels
+        return self.denoiser.config.state_channels if self._vae is None else self._vae.config.out_channels

@@ -15,23 +15,19 @@ def as_rgb(image: Image.Image, name: str = "image") -> Image.Image:
     Of an animation it is the current picture. Raises InputError, which calls the image `name`, if its sides are larger
     than MAX_SIDE, or if its data cannot be read.
     """
-    return _upright(image, name).convert("RGB")
+    return upright(image, name).convert("RGB")
 
 
-def as_grey(image: Image.Image, name: str = "mask_image") -> Image.Image:
-    """Return an image in shades of grey, mode L, as `as_rgb` does."""
-    return _upright(image, name).convert("L")
-
-
-def _upright(image: Image.Image, name: str) -> Image.Image:
+def upright(image: Image.Image, name: str) -> Image.Image:
+    """Return an image as its EXIF turns it, with 8 bits. Raises as `as_rgb`."""
     width, height = image.size
     if max(width, height) > MAX_SIDE:
         raise InputError(f"{name}: it is {height} x {width}, and each side must be at most {MAX_SIDE}; make it smaller")
     try:
         image.load()
-        upright = ImageOps.exif_transpose(image)
-        assert upright is not None  # it is only with in_place
-        return _with_8_bits(upright)
+        turned = ImageOps.exif_transpose(image)
+        assert turned is not None  # it is only with in_place
+        return _with_8_bits(turned)
     except Exception as error:  # PIL's decoders raise anything on broken data
         told = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{name}: its data cannot be read ({told}); save it again") from None

@@ -2,6 +2,8 @@
 
 from fastdiff.arguments import by_name as by_name
 
+_INPAINTED = ("image", "mask_image", "masked_image_latents", "height", "width", "padding_mask_crop", "strength")
+_STEPS = ("num_inference_steps", "timesteps", "sigmas")
 _LAST = ("output_type", "return_dict")
 _PROMPTS = ("prompt_embeds", "negative_prompt_embeds")
 _POOLED = ("pooled_prompt_embeds", "negative_pooled_prompt_embeds")
@@ -34,6 +36,16 @@ CALLS: dict[str, tuple[str, ...]] = {  # the arguments of __call__, by diffusers
         *(*_ADAPTERS, *_LAST, "cross_attention_kwargs", "guidance_rescale", *_SIZE),
         *(*(f"negative_{name}" for name in _SIZE), "aesthetic_score", "negative_aesthetic_score", *_CALLBACK),
     ),
+    "StableDiffusionInpaintPipeline": (
+        *("prompt", *_INPAINTED, *_STEPS, "guidance_scale", "negative_prompt", *_NOISE, *_PROMPTS, *_ADAPTERS),
+        *(*_LAST, "cross_attention_kwargs", *_CALLBACK),
+    ),
+    "StableDiffusionXLInpaintPipeline": (
+        *("prompt", "prompt_2", *_INPAINTED, *_STEPS, "denoising_start", "denoising_end", "guidance_scale"),
+        *("negative_prompt", "negative_prompt_2", *_NOISE, *_PROMPTS, *_POOLED, *_ADAPTERS, *_LAST),
+        *("cross_attention_kwargs", "guidance_rescale", *_SIZE, *(f"negative_{name}" for name in _SIZE)),
+        *("aesthetic_score", "negative_aesthetic_score", *_CALLBACK),
+    ),
 }
 ENCODE_PROMPT: dict[str, tuple[str, ...]] = {  # the arguments of encode_prompt, by diffusers' class
     "StableDiffusionPipeline": (
@@ -46,3 +58,5 @@ ENCODE_PROMPT: dict[str, tuple[str, ...]] = {  # the arguments of encode_prompt,
     ),
 }
 ENCODE_PROMPT["StableDiffusionXLImg2ImgPipeline"] = ENCODE_PROMPT["StableDiffusionXLPipeline"]
+for _kind in ("StableDiffusion", "StableDiffusionXL"):
+    ENCODE_PROMPT[f"{_kind}InpaintPipeline"] = ENCODE_PROMPT[f"{_kind}Pipeline"]

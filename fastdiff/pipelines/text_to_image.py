@@ -29,7 +29,8 @@ from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, optio
 from fastdiff.pipelines.encoding import TextEncoders
 from fastdiff.pipelines.guiding import Guiding, make_conditions
 from fastdiff.pipelines.image_processor import ImageProcessor
-from fastdiff.pipelines.image_to_image import ImageOptions, ImageStart, encode_pictures
+from fastdiff.pipelines.image_to_image import Encoding, ImageOptions, ImageStart, read_image_to_image
+from fastdiff.pipelines.inpainting import InpaintStart, MaskOptions, read_inpainting
 from fastdiff.pipelines.inversion import TextualInversion
 from fastdiff.pipelines.last_call import LastCall
 from fastdiff.pipelines.parts import VAE_KINDS
@@ -38,7 +39,6 @@ from fastdiff.pipelines.refining import PartOptions
 from fastdiff.pipelines.signatures import ENCODE_PROMPT, by_name
 from fastdiff.pipelines.sizes import SizeOptions
 from fastdiff.requests.defaults import LIBRARY
-from fastdiff.samplers.shared.noise import Noise
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
@@ -163,7 +163,8 @@ class TextToImagePipeline(TextualInversion, LastCall):
     def _usual_class(self) -> str:
         if self.encoders.of_refiner:
             return "StableDiffusionXLImg2ImgPipeline"
-        return "StableDiffusionXLPipeline" if self.encoders.of_sdxl else "StableDiffusionPipeline"
+        kind = "StableDiffusionXL" if self.encoders.of_sdxl else "StableDiffusion"
+        return f"{kind}InpaintPipeline" if self.denoiser.config.inpaints else f"{kind}Pipeline"
 
     def stream(
         self,
@@ -172,6 +173,10 @@ class TextToImagePipeline(TextualInversion, LastCall):
         negative_prompt: Texts = None,
         image: Any = None,
         strength: float | None = None,
+        mask_image: Any = None,
+        masked_image_latents: Tensor | None = None,
+        padding_mask_crop: int | None = None,
+        mask_blur: float = 0.0,
         guidance_rescale: float = 0.0,
         guidance_start: float = 0.0,
         guidance_stop: float = 1.0,
@@ -198,7 +203,14 @@ class TextToImagePipeline(TextualInversion, LastCall):
                 returns them, or a list or batch of one kind. `height` and `width` default to its size, rounded down to
                 a multiple of `vae_scale_factor`. Images repeat: picture i starts from image i modulo their number.
             strength: 0 to 1, how much of `image` to change: `int(num_inference_steps * strength)` steps are taken.
-                Default: 0.8, for SDXL 0.3.
+                Default: 0.8, for SDXL 0.3; with `mask_image` 1, for SDXL 0.9999.
+            mask_image: paints `image` anew where the mask is white, at least half, as diffusers' inpainting pipelines:
+                a PIL image, an array or tensor (H, W) in [0, 1], or a list or batch of one kind. `height` and `width`
+                then default to the model's sample_size, and `latents` may be given.
+            masked_image_latents: for an inpainting model, the latents (N, 4, h, w) of `image` without its masked part.
+            padding_mask_crop: draw only the part of `image` around the mask, with a margin of so many pixels, and put
+                it back. It needs one PIL image and a PIL mask of the same size.
+            mask_blur: the radius in pixels of a Gaussian blur of the mask, which moves its edge.
             guidance_rescale: 0 to 1; Lin et al. 2024 (arXiv 2305.08891), section 3.4.
             guidance_start: 0 to 1. With `guidance_stop`, the part of the run that is guided: of N model calls, number
                 int(guidance_start * N) and those after it, up to number int(guidance_stop * N), as in diffusers'
@@ -226,8 +238,8 @@ class TextToImagePipeline(TextualInversion, LastCall):
         """
         asked, prompts, sizes, part = self._read({"prompt": prompt, "negative_prompt": negative_prompt} | options)
         of_sdxl = self.encoders.of_sdxl
-        begins = part.begins(len(self.scheduler))
-        start = self._start(ImageOptions(image, strength, begins), asked)
+        of_mask = MaskOptions(mask_image, masked_image_latents, padding_mask_crop, mask_blur)
+        start = self._start(ImageOptions(image, strength, part.begins(len(self.scheduler))), of_mask, asked)
         tensor_names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, of_sdxl=of_sdxl)
         rescale = checked("guidance_rescale", guidance_rescale, Fraction)
         interval = _interval(guidance_start, guidance_stop)
@@ -254,7 +266,9 @@ class TextToImagePipeline(TextualInversion, LastCall):
             timesteps = drawing.schedule.timesteps
             after_step = StepCallback(running, callback_on_step_end, tensor_names, timesteps, conditions)
         steps = drawing.denoise(self.denoiser, conditions, after_step=after_step)
-        return self._run(drawing, self._scaled_steps(steps, lora_scale))
+        run = self._run(drawing, self._scaled_steps(steps, lora_scale))
+        crop = start.crop if isinstance(start, InpaintStart) else None
+        return run if crop is None else crop.put_back(run)
 
     def encode_prompt(self, *args: Any, **options: Any) -> tuple[Tensor | None, ...]:
         """Encode prompts, as `encode_prompt` of diffusers' StableDiffusionPipeline or StableDiffusionXLPipeline.
@@ -316,22 +330,20 @@ class TextToImagePipeline(TextualInversion, LastCall):
         prompts = Prompts(told, self.encoders, self.denoiser.config, zeros_for_none=zeros)
         return options_of(DrawingOptions, options), prompts, sizes, part
 
-    def _start(self, options: ImageOptions, asked: DrawingOptions) -> ImageStart | None:
+    def _start(self, options: ImageOptions, of_mask: MaskOptions, asked: DrawingOptions) -> ImageStart | None:
         """Return what a run with pictures starts from; None for a run without."""
-        if options.image is None:
-            if self.encoders.of_refiner:
-                raise InputError(
-                    "image: SDXL's refiner refines a picture; give image, or the latents of the base model"
-                )
-            return None
-        assert self._vae is not None
-        return ImageStart.read(options, asked, self._vae, self._encode_pictures, of_sdxl=self.encoders.of_sdxl)
-
-    def _encode_pictures(self, pictures: Tensor, noise: Noise) -> Tensor:
-        """Return the latents of pictures; see `encode_pictures`."""
-        assert self._vae is not None
-        with self._working(self._vae):
-            return encode_pictures(self._vae, pictures, noise, of_sdxl=self.encoders.of_sdxl)
+        config, vae = self.denoiser.config, self._vae
+        assert vae is not None
+        encoding = Encoding(vae, self.encoders.of_sdxl, self._working)
+        if of_mask.mask_image is not None:
+            return read_inpainting(options, of_mask, asked, vae, encoding, config, self.dtype)
+        if config.inpaints:
+            raise InputError("mask_image: this model is for inpainting; give image and mask_image")
+        if options.image is not None:
+            return read_image_to_image(options, asked, vae, encoding)
+        if self.encoders.of_refiner:
+            raise InputError("image: SDXL's refiner refines a picture; give image, or the latents of the base model")
+        return None
 
     def _told_size(self, options: DrawingOptions, shape: tuple[int, int, int]) -> tuple[int, int]:
         """Return the default height and width for SDXL's size conditioning.
@@ -367,11 +379,12 @@ def _interval(start: Any, stop: Any) -> tuple[float, float]:
 
 def _check_unet(unet: UNet2DConditionModel, vae: Autoencoder) -> None:
     """Raise InputError for a U-Net that needs more than a prompt."""
-    channels = unet.config.in_channels
+    channels = unet.config.state_channels
     if channels != vae.config.latent_channels and channels > unet.config.out_channels:
         raise InputError(
-            f"unet: it has {channels} input channels, so it is for inpainting or image editing; give a text-to-image "
-            f"model, which has {vae.config.latent_channels}"
+            f"unet: it has {channels} input channels, so it is for image editing; give a text-to-image model, which "
+            f"has {vae.config.latent_channels}, or an inpainting model, which has "
+            f"{2 * vae.config.latent_channels + 1}"
         )
     if unet.config.image_width is not None:
         raise InputError("unet: it reads image_embeds, which no prompt gives; call the model directly")

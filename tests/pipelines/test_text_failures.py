@@ -182,12 +182,11 @@ def edit(path, **options):
 CLIP, OPEN_CLIP = text_pipelines.CLIP, text_pipelines.OPEN_CLIP
 PROJECTING = transformers.CLIPTextModelWithProjection
 PARTS = {
-    "inpainting": (
+    "editing": (
         "sd1",
-        {"unet": lambda: tiny_unet("sd1", in_channels=9)},
-        "unet: it has 9 input channels, so it is for",
+        {"unet": lambda: tiny_unet("sd1", in_channels=8)},
+        "unet: it has 8 input channels, so it is for image editing; give a text-to-image model, which has 4, or an",
     ),
-    "editing": ("sd1", {"unet": lambda: tiny_unet("sd1", in_channels=8)}, "unet: it has 8 input channels, so it is fo"),
     "labels": (
         "sd1",
         {"unet": lambda: tiny_unet("sd1", num_class_embeds=5)},

@@ -26,6 +26,16 @@ class DenoiserConfig(ModelConfig):
         return self.in_channels
 
     @property
+    def state_channels(self) -> int:
+        """The channels of x_t: those of a sample, except the constant ones of an inpainting model."""
+        return self.sample_channels
+
+    @property
+    def inpaints(self) -> bool:
+        """Whether a sample has a mask and a masked picture after x_t."""
+        return self.state_channels < self.sample_channels
+
+    @property
     def prediction_channels(self) -> int:
         """The channels of a prediction."""
         return self.out_channels

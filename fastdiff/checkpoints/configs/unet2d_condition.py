@@ -156,6 +156,12 @@ class UNet2DConditionConfig(StagedConfig):
         return self.in_channels - (HINT_CHANNELS if self.addition_embed_type == "image_hint" else 0)
 
     @property
+    def state_channels(self) -> int:
+        """The channels of x_t. An inpainting model also reads a mask and as many channels of the masked picture."""
+        own = self.sample_channels
+        return self.out_channels if own == 2 * self.out_channels + 1 else own
+
+    @property
     def image_width(self) -> int | None:
         """The channels of image_embeds, or None if the model reads none."""
         widths = {"text_image_proj": self.cross_width, "image_proj": self.encoder_hid_dim}

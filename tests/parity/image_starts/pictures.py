@@ -33,6 +33,12 @@ def picture(seed: int = 0, width: int = 20, height: int = 16) -> Image.Image:
     return Image.fromarray(colours).resize((width, height), Image.Resampling.BICUBIC)
 
 
+def mask(seed: int = 0, width: int = 20, height: int = 16) -> Image.Image:
+    """Return a mask of smooth random greys."""
+    greys = np.random.default_rng(100 + seed).integers(0, 256, (3, 3), dtype=np.uint8)
+    return Image.fromarray(greys).resize((width, height), Image.Resampling.BICUBIC)
+
+
 def as_array(image: Image.Image) -> np.ndarray:
     """Return a picture as diffusers' pipelines take it: (H, W, 3) float32 in [0, 1]."""
     return np.asarray(image, dtype=np.float32) / 255

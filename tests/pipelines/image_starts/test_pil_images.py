@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fastdiff import InputError
-from fastdiff.pipelines.pil_images import as_grey, as_rgb
+from fastdiff.pipelines.pil_images import as_rgb, upright
 from tests.parity.image_starts.pictures import picture
 
 ORIENTATION = 274  # the EXIF tag
@@ -39,7 +39,7 @@ def test_16_bits_become_8():
         opened(saved(Image.fromarray(levels), "PNG")),
     ):
         assert np.array_equal(np.asarray(as_rgb(image))[..., 0], np.arange(256).reshape(16, 16))
-        assert np.array_equal(np.asarray(as_grey(image)), np.arange(256).reshape(16, 16))
+        assert np.array_equal(np.asarray(upright(image, "mask_image")), np.arange(256).reshape(16, 16))
 
 
 def test_exif_turns_a_picture_upright():
@@ -74,7 +74,7 @@ def test_a_closed_file_is_one_line():
     image = opened(saved(picture(), "PNG"))
     image.fp.close()
     with pytest.raises(InputError, match=r"^mask_image: its data cannot be read"):
-        as_grey(image)
+        upright(image, "mask_image")
 
 
 def test_a_bomb_is_refused_before_it_is_read():
