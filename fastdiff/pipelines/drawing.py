@@ -54,7 +54,7 @@ class DrawingOptions:
 
 
 class Started(NamedTuple):
-    """What `diffusion.loop.denoise` starts from."""
+    """Holds what `diffusion.loop.denoise` starts from."""
 
     x_t: Tensor  # (N, H, W, C) float32
     known: Known | None = None

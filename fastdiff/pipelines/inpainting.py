@@ -52,7 +52,8 @@ class MaskOptions:
         checked("mask_blur", self.mask_blur, _Radius)
         if self.mask_image is None:
             for name in ("masked_image_latents", "padding_mask_crop", "mask_blur"):
-                if getattr(self, name) not in (None, 0):
+                value = getattr(self, name)
+                if value is not None and (name != "mask_blur" or value):
                     raise InputError(f"{name}: only a call with mask_image takes it; give a mask, or leave it out")
 
 

@@ -121,6 +121,7 @@ class TextToImagePipeline(TextualInversion, LastCall):
         self.encoders = TextEncoders([model for model, _ in there], [words for _, words in there], unet.config)
         zeros = checked("force_zeros_for_empty_prompt", force_zeros_for_empty_prompt, bool)
         self.zeros_for_no_prompt = zeros and self.encoders.of_sdxl
+        self.denoiser = unet  # `_usual_class` reads it
         guidance_scale = PIPELINES[self._usual_class()].guidance_scale
         super().__init__(unet, scheduler, info or ModelInfo(guidance_scale=guidance_scale), name, vae)
 
