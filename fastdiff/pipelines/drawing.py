@@ -105,7 +105,8 @@ class Drawing:
                 draw = partial(self.starts_from.prepare, self.noise, self.schedule, latents)
                 return or_explain(draw, self.portions.problem)
             x_t = or_explain(partial(self.noise.start, latents), self.portions.problem)
-            return Started(x_t if self.schedule.init_noise_sigma == 1 else x_t * self.schedule.init_noise_sigma)
+            x_t = x_t if self.schedule.init_noise_sigma == 1 else x_t * self.schedule.init_noise_sigma
+            return Started(x_t)
 
     def denoise(
         self,

@@ -50,6 +50,8 @@ def test_every_argument_is_taken_or_refused_by_name(name):
         "StableDiffusionPipeline": (text_to_image, text_to_image.TextToImagePipeline),
         "StableDiffusionXLPipeline": (text_to_image, text_to_image.TextToImagePipeline),
         "StableDiffusionXLImg2ImgPipeline": (text_to_image, text_to_image.TextToImagePipeline),
+        "StableDiffusionInpaintPipeline": (text_to_image, text_to_image.TextToImagePipeline),
+        "StableDiffusionXLInpaintPipeline": (text_to_image, text_to_image.TextToImagePipeline),
     }.get(name, (label, label.LabelPipeline))
     taken = names_of(DrawingOptions, PromptOptions, SizeOptions, PartOptions) | {*names(kind.stream), "return_dict"}
     assert sorted({*CALLS[name]} - taken - module.REFUSED.keys()) == []
