@@ -14,6 +14,7 @@ from fastdiff.diffusion.decoding import check_finite
 from fastdiff.errors import InputError
 from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
 from fastdiff.text.tokenizer import CLIPTokenizer
+from fastdiff.text.weighted.chunks import empty_chunk, split_chunks
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +24,13 @@ class Encoded(NamedTuple):
 
     text: Tensor  # (L, text_width)
     pooled: Tensor | None = None  # (width,), for SDXL
+
+
+class Weighting(NamedTuple):
+    """How weighted prompts are encoded, as A1111's options of these names."""
+
+    scaled: bool  # "Original": the weighted embeddings of a chunk get the mean that they had before. Else "No norm"
+    chunks: int  # the number of chunks; shorter prompts are filled up with the chunk of an empty prompt
 
 
 class TextEncoders:
@@ -91,7 +99,9 @@ class TextEncoders:
                 f"{config.text_width}; give the text encoders that it was trained with"
             )
 
-    def encode(self, texts: Sequence[str], clip_skip: int = 0, name: str = "prompt") -> Encoded:
+    def encode(
+        self, texts: Sequence[str], clip_skip: int = 0, name: str = "prompt", weighting: Weighting | None = None
+    ) -> Encoded:
         """Encode a prompt.
 
         Args:
@@ -99,15 +109,19 @@ class TextEncoders:
             clip_skip: how many of the last layers to skip, in addition to the layers that this kind of pipeline always
                 skips.
             name: what to call the prompt in the warning about a prompt that is cut.
+            weighting: read the texts as weighted prompts, whose chunks follow one another. None: as they are.
 
         Raises InputError if there are not so many layers, and NonFiniteError if an encoder's output has NaN or
         infinity.
         """
-        key = tuple(texts), clip_skip, *((model.weights_state, model.times_changed) for model in self.models)
+        key = tuple(texts), clip_skip, weighting, *((model.weights_state, model.times_changed) for model in self.models)
         if key in self._remembered:
             self._remembered.move_to_end(key)
             return self._remembered[key]
-        encoded = self._encode(texts, clip_skip, name)
+        if weighting is None:
+            encoded = self._encode(texts, clip_skip, name)
+        else:
+            encoded = self._encode_weighted(texts, clip_skip, weighting)
         if self._most_remembered:
             self._remembered[key] = encoded
             while len(self._remembered) > self._most_remembered:
@@ -125,11 +139,48 @@ class TextEncoders:
             _log.warning(warning)
         embeds, pooled = [], None
         for tokens, model in zip(every, self.models, strict=True):
-            ids = torch.tensor([tokens.ids])
-            if self.of_sdxl:
-                embed, pooled = model.penultimate_embeds(ids, clip_skip)
-            else:
-                embed = model.prompt_embeds(ids, clip_skip)
-            check_finite(embed, "text encoder")
+            embed, pooled = self._embed(tokens.ids, model, clip_skip)
             embeds.append(embed)
         return Encoded(torch.cat(embeds, dim=-1)[0], None if pooled is None else pooled[0])
+
+    def _embed(self, ids: Sequence[int], model: CLIPTextModel, clip_skip: int) -> tuple[Tensor, Tensor | None]:
+        """Return the embeddings (1, L, C) of one input of an encoder, and for SDXL the pooled (1, C)."""
+        given, pooled = torch.tensor([ids]), None
+        if self.of_sdxl:
+            embed, pooled = model.penultimate_embeds(given, clip_skip)
+        else:
+            embed = model.prompt_embeds(given, clip_skip)
+        check_finite(embed, "text encoder")
+        return embed, pooled
+
+    def count_chunks(self, texts: Sequence[str]) -> int:
+        """Return the number of chunks of a weighted prompt, given one text for each encoder."""
+        return max(len(split_chunks(text, words)) for text, words in zip(texts, self.tokenizers, strict=True))
+
+    def _encode_weighted(self, texts: Sequence[str], clip_skip: int, weighting: Weighting) -> Encoded:
+        """Encode each chunk on its own. The pooled text is the first chunk's."""
+        embeds, pooled = [], None
+        for text, tokenizer, model in zip(texts, self.tokenizers, self.models, strict=True):
+            chunks = split_chunks(text, tokenizer)
+            chunks += [empty_chunk(tokenizer)] * (weighting.chunks - len(chunks))
+            every = [self._embed(chunk.ids, model, clip_skip) for chunk in chunks]
+            weighted = [_weighted(z, chunk.weights, weighting) for (z, _), chunk in zip(every, chunks, strict=True)]
+            embeds.append(torch.cat(weighted, dim=1))
+            _, pooled = every[0]
+        return Encoded(torch.cat(embeds, dim=-1)[0], None if pooled is None else pooled[0])
+
+
+def _weighted(z: Tensor, weights: Sequence[float], weighting: Weighting) -> Tensor:
+    """Return the embeddings z (1, L, C) of one chunk of one prompt, times the weight of each token, in float32.
+
+    As A1111's emphasis of one prompt. A batch has no part in the mean, so the bits do not depend on it.
+    """
+    if all(weight == 1 for weight in weights):
+        return z
+    wide = z.float()
+    weighted = wide * torch.tensor(weights, dtype=torch.float32, device=z.device)[None, :, None]
+    if weighting.scaled:
+        weighted = weighted * (wide.mean() / weighted.mean())
+    weighted = weighted.to(z.dtype)
+    check_finite(weighted, "text encoder")
+    return weighted

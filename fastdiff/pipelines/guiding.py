@@ -13,7 +13,8 @@ from fastdiff.models.blocks.conditioning import Prompt
 from fastdiff.models.blocks.embeddings import Timesteps
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.pipelines.encoding import Encoded
-from fastdiff.pipelines.prompts import Prompts
+from fastdiff.pipelines.prompted import Group, groups_of
+from fastdiff.pipelines.prompts import START, Moment, Prompts
 
 
 class Guiding(NamedTuple):
@@ -27,6 +28,33 @@ class Guiding(NamedTuple):
 Told = tuple[Encoded, Tensor | None]  # a prompt, and the six size numbers of SDXL
 
 
+def make_groups(
+    prompts: Prompts,
+    of_pictures: Sequence[int],
+    guiding: Guiding,
+    time_ids: tuple[Tensor, Tensor] | None,
+    unet: UNet2DConditionModel,
+    device: torch.device,
+    steps: int,
+) -> list[Group]:
+    """Encode the prompts of a run of `steps` model calls and return its groups, one unless prompts are weighted.
+
+    The other arguments and the errors are those of `make_conditions`.
+    """
+    start, stop = guiding.interval
+    guided = guiding.scale > 1 and start < stop and unet.config.time_cond_proj_dim is None
+    counts = prompts.count_chunks(steps, guided=guided)
+
+    def make(rows: list[int], step: int) -> Conditions:
+        pictures = [of_pictures[row] for row in rows]
+        return make_conditions(prompts, pictures, guiding, time_ids, unet, device, counts, Moment(step, steps))
+
+    def key(step: int) -> object:
+        return prompts.texts_at(Moment(step, steps))
+
+    return groups_of([counts[i] for i in of_pictures], steps if prompts.changes else 1, make, key)
+
+
 def make_conditions(
     prompts: Prompts,
     of_pictures: Sequence[int],
@@ -34,6 +62,8 @@ def make_conditions(
     time_ids: tuple[Tensor, Tensor] | None,
     unet: UNet2DConditionModel,
     device: torch.device,
+    chunks: Sequence[int] = (),
+    moment: Moment = START,
 ) -> Conditions:
     """Encode the prompts and return the conditions of the pictures. Pictures with equal conditions share one.
 
@@ -42,15 +72,17 @@ def make_conditions(
         guiding: without any guided step, no negative prompt is encoded.
         time_ids: for SDXL, the size numbers of the conditional and of the unconditional half, (6,) each.
         device: the U-Net's device.
+        chunks: the chunks of each prompt, where prompts are weighted.
+        moment: the model call.
 
     Raises as `TextEncoders.encode`, and InputError if the two halves have different lengths in tokens.
     """
     ids, ids_away = time_ids or (None, None)
-    encoded, is_told = prompts.encode(), unet.config.time_cond_proj_dim is not None
+    encoded, is_told = prompts.encode(chunks, moment), unet.config.time_cond_proj_dim is not None
     halves: list[list[Told]] = [[(encoded[i], ids) for i in of_pictures]]
     start, stop = guiding.interval
     if guiding.scale > 1 and start < stop and not is_told:
-        away = prompts.encode_negative(encoded)
+        away = prompts.encode_negative(encoded, chunks, moment)
         halves.insert(0, [(away[i], ids_away) for i in of_pictures])
     listed, places = _list([told for half in halves for told in half])
     *null, own = upload(places, device).split(len(of_pictures))

@@ -6,7 +6,7 @@ The arguments have the names that diffusers' StableDiffusionPipeline and StableD
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from annotated_types import Len
@@ -16,8 +16,12 @@ from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, tensor
 from fastdiff.kinds import MAX_LAYERS, MAX_PICTURES
-from fastdiff.pipelines.encoding import Encoded, TextEncoders
+from fastdiff.pipelines.encoding import Encoded, TextEncoders, Weighting
+from fastdiff.requests.syntax import Emphasis, PromptSyntax
 from fastdiff.schema import Wanted, checked, whole
+from fastdiff.text.weighted.emphasis import check_prompt, parse_emphasis
+from fastdiff.text.weighted.loras import check_no_loras
+from fastdiff.text.weighted.schedule import parse_schedule
 
 Texts = str | Sequence[str] | None
 
@@ -39,6 +43,18 @@ class PromptOptions:
     negative_prompt_embeds: Tensor | None = None
     negative_pooled_prompt_embeds: Tensor | None = None
     clip_skip: int | None = None
+    prompt_syntax: str = "plain"
+    emphasis: str = "original"
+
+
+class Moment(NamedTuple):
+    """A model call of a run, which decides what a prompt that changes says."""
+
+    step: int = 0
+    steps: int = 1
+
+
+START = Moment()
 
 
 class Prompts:
@@ -67,15 +83,53 @@ class Prompts:
         self._second_negative = self._second_texts("negative_prompt_2", options.negative_prompt_2)
         self._clip_skip = self._checked_skip(options.clip_skip)
         self._check_counts()
+        self._weighted = checked("prompt_syntax", options.prompt_syntax, PromptSyntax) == "weighted"
+        self._scaled = checked("emphasis", options.emphasis, Emphasis) == "original"
+        if self._weighted:
+            self._check_syntax()
 
-    def encode(self) -> list[Encoded]:
-        """Return the encoded prompts. Equal texts share one object."""
+    @functools.cached_property
+    def changes(self) -> bool:
+        """Whether a prompt or negative prompt changes during the run."""
+        return self._weighted and any(parse_schedule(text).changes for text in self._every_text)
+
+    def count_chunks(self, steps: int, *, guided: bool) -> list[int]:
+        """Return the chunks of each prompt and, if `guided`, its negative prompt: the most of the run's steps.
+
+        0 for prompts that are not weighted.
+        """
+        if not self._weighted:
+            return [0] * self.count
+        halves = [self._pairs()] if self._embeds is None else []
+        if guided and self._negative_embeds is None and (self._negative or not self._zeros_for_none):
+            halves.append(self._negative_pairs())
+        return [
+            max((self._count(pair, steps) for pair in pairs), default=0) for pairs in zip(*halves, strict=True)
+        ] or [0] * self.count
+
+    def _count(self, pair: tuple[str, str], steps: int) -> int:
+        texts = {self._told(pair, Moment(step, steps)) for step in range(steps if self.changes else 1)}
+        return max(map(self._encoders.count_chunks, texts))
+
+    def texts_at(self, moment: Moment) -> tuple[str, ...]:
+        """Return all texts at a model call."""
+        texts = self._every_text
+        return tuple(parse_schedule(text).at(*moment) for text in texts) if self.changes else tuple(texts)
+
+    def encode(self, chunks: Sequence[int] = (), moment: Moment = START) -> list[Encoded]:
+        """Return the encoded prompts. Equal texts share one object.
+
+        Args:
+            chunks: `count_chunks`, for weighted prompts.
+            moment: the model call.
+        """
         if self._embeds is not None:
             return self._embeds
-        second = self._second or self._texts
-        return [self._encode(pair, self._clip_skip, "prompt") for pair in zip(self._texts, second, strict=True)]
+        return self._encode_all(self._pairs(), chunks, moment, self._clip_skip, "prompt")
 
-    def encode_negative(self, prompts: Sequence[Encoded]) -> list[Encoded]:
+    def encode_negative(
+        self, prompts: Sequence[Encoded], chunks: Sequence[int] = (), moment: Moment = START
+    ) -> list[Encoded]:
         """Return the unconditional embeddings for each of the encoded `prompts`. clip_skip does not apply to them."""
         if self._negative_embeds is not None:
             return self._negative_embeds
@@ -83,9 +137,7 @@ class Prompts:
             return _zeros_like(prompts)
         if not self._encoders.models:
             raise InputError("negative_prompt_embeds: guidance needs them, as there is no text encoder; give them")
-        negative = self._negative or [""] * self.count
-        pairs = zip(negative, self._second_negative or negative, strict=True)
-        return [self._encode(pair, 0, "negative prompt") for pair in pairs]
+        return self._encode_all(self._negative_pairs(), chunks, moment, 0, "negative prompt")
 
     def stacked(self, count: int, device: torch.device, *, negative: bool) -> tuple[Tensor | None, ...]:
         """Return the embeddings of the prompts and of the negative prompts as tensors, as diffusers' encode_prompt.
@@ -97,8 +149,11 @@ class Prompts:
         Returns:
             (prompts, negative prompts), and for SDXL also both pooled; None for what there is not.
         """
-        prompts = self.encode()
-        halves = [prompts, self.encode_negative(prompts) if negative else self._negative_embeds]
+        if self.changes:
+            raise InputError("prompt: it changes during a run; give encode_prompt each of its texts alone")
+        chunks = [max(self.count_chunks(1, guided=negative))] * self.count
+        prompts = self.encode(chunks)
+        halves = [prompts, self.encode_negative(prompts, chunks) if negative else self._negative_embeds]
         fields = ("text", "pooled") if self._encoders.of_sdxl else ("text",)
         return tuple(
             None
@@ -112,11 +167,40 @@ class Prompts:
     def _cache(self) -> dict[tuple, Encoded]:
         return {}
 
-    def _encode(self, texts: tuple[str, str], clip_skip: int, name: str) -> Encoded:
-        key = texts[: len(self._encoders.models)], clip_skip
-        if key not in self._cache:
-            self._cache[key] = self._encoders.encode(*key, name)
-        return self._cache[key]
+    def _pairs(self) -> list[tuple[str, str]]:
+        return list(zip(self._texts, self._second or self._texts, strict=True))
+
+    def _negative_pairs(self) -> list[tuple[str, str]]:
+        negative = self._negative or [""] * self.count
+        return list(zip(negative, self._second_negative or negative, strict=True))
+
+    @property
+    def _every_text(self) -> list[str]:
+        return [*self._texts, *self._second, *self._negative, *self._second_negative]
+
+    def _told(self, pair: tuple[str, str], moment: Moment) -> tuple[str, ...]:
+        """Return the text for each encoder at a model call."""
+        texts = pair[: len(self._encoders.models)]
+        return tuple(parse_schedule(text).at(*moment) for text in texts) if self.changes else texts
+
+    def _encode_all(
+        self, pairs: Sequence[tuple[str, str]], chunks: Sequence[int], moment: Moment, clip_skip: int, name: str
+    ) -> list[Encoded]:
+        found = []
+        for i, pair in enumerate(pairs):
+            weighting = Weighting(self._scaled, chunks[i]) if self._weighted else None
+            key = self._told(pair, moment), clip_skip, weighting
+            if key not in self._cache:
+                self._cache[key] = self._encoders.encode(key[0], clip_skip, name, weighting)
+            found.append(self._cache[key])
+        return found
+
+    def _check_syntax(self) -> None:
+        for text in self._every_text:
+            check_prompt(text)
+            check_no_loras(text)
+            parse_schedule(text)
+            parse_emphasis(text)
 
     def _given(self, options: PromptOptions, name: str) -> list[Encoded] | None:
         """Return the given embeddings of `prompt` or `negative_prompt`; None if the caller gave texts instead."""

@@ -27,13 +27,14 @@ from fastdiff.pipelines.adapting import scale_of
 from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback
 from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
 from fastdiff.pipelines.encoding import TextEncoders
-from fastdiff.pipelines.guiding import Guiding, make_conditions
+from fastdiff.pipelines.guiding import Guiding, make_groups
 from fastdiff.pipelines.image_processor import ImageProcessor
 from fastdiff.pipelines.image_to_image import Encoding, ImageOptions, ImageStart, read_image_to_image
 from fastdiff.pipelines.inpainting import InpaintStart, MaskOptions, read_inpainting
 from fastdiff.pipelines.inversion import TextualInversion
 from fastdiff.pipelines.last_call import LastCall
 from fastdiff.pipelines.parts import VAE_KINDS
+from fastdiff.pipelines.prompted import check_groups, denoise_groups
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
 from fastdiff.pipelines.refining import PartOptions
 from fastdiff.pipelines.signatures import ENCODE_PROMPT, by_name
@@ -226,10 +227,12 @@ class TextToImagePipeline(TextualInversion, LastCall):
             cross_attention_kwargs: `{"scale": s}` multiplies the weights of all active adapters by s in this call.
             options: more arguments, with the names of diffusers: those of `Pipeline.stream` except
                 `use_clipped_model_output`; `prompt_2`, `negative_prompt_2`, `prompt_embeds`, `pooled_prompt_embeds`,
-                `negative_prompt_embeds`, `negative_pooled_prompt_embeds` and `clip_skip`; and for SDXL `original_size`,
-                `crops_coords_top_left`, `target_size` and their `negative_` forms (see `SizeOptions`), `denoising_end`,
-                with `image` also `denoising_start` (see `refining`), and for its refiner `aesthetic_score` and
-                `negative_aesthetic_score`.
+                `negative_prompt_embeds`, `negative_pooled_prompt_embeds` and `clip_skip`;
+                `prompt_syntax` (`"plain"`, or `"weighted"` for prompts as A1111 reads them) with `emphasis`
+                (`"original"`, or `"no-norm"`, which lets weights change the mean of the embeddings); and for SDXL
+                `original_size`, `crops_coords_top_left`, `target_size` and their `negative_` forms (see
+                `SizeOptions`), `denoising_end`, with `image` also `denoising_start` (see `refining`), and for its
+                refiner `aesthetic_score` and `negative_aesthetic_score`.
                 `guidance_scale` defaults to the model's own, else to 7.5, or 5 for SDXL; a scale of 1 or less is
                 unguided. A U-Net with `time_cond_proj_dim` (LCM) takes the scale as an input instead. `output_type` may
                 also be `"latent"`, which returns the U-Net's result, (N, C, h, w) float32.
@@ -260,13 +263,18 @@ class TextToImagePipeline(TextualInversion, LastCall):
             make_ids = sizes.time_ids_of_refiner if self.encoders.of_refiner else make_ids
             time_ids = make_ids(*self._told_size(asked, drawing.shape)) if of_sdxl else None
             guiding = Guiding(scale, rescale, interval)
-            conditions = make_conditions(prompts, drawing.subjects, guiding, time_ids, self.denoiser, self.device)
-        after_step = None
+            given = prompts, drawing.subjects, guiding, time_ids, self.denoiser, self.device
+            groups = make_groups(*given, len(drawing.schedule))
+        check_groups(groups, callback_on_step_end, masks=isinstance(start, InpaintStart))
+        conditions, after_step = groups[0].of_steps[0], groups[0].after_step
         if callback_on_step_end is not None:
             running = RunningPipeline(self, len(drawing.schedule), scale)
             timesteps = drawing.schedule.timesteps
             after_step = StepCallback(running, callback_on_step_end, tensor_names, timesteps, conditions)
-        steps = drawing.denoise(self.denoiser, conditions, after_step=after_step)
+        if len(groups) > 1:
+            steps = denoise_groups(drawing, self.denoiser, groups)
+        else:
+            steps = drawing.denoise(self.denoiser, conditions, after_step=after_step)
         run = self._run(drawing, self._scaled_steps(steps, lora_scale))
         crop = start.crop if isinstance(start, InpaintStart) else None
         return run if crop is None else crop.put_back(run)
@@ -276,11 +284,11 @@ class TextToImagePipeline(TextualInversion, LastCall):
 
         Args:
             args: the arguments by position, in the order of diffusers' class; see `signatures.ENCODE_PROMPT`.
-            options: `prompt`, `negative_prompt`, `prompt_embeds`, `negative_prompt_embeds` and `clip_skip`, for SDXL
-                also `prompt_2`, `negative_prompt_2` and the pooled embeddings, as in a call. `device` defaults to the
-                pipeline's, `num_images_per_prompt` (rows for each prompt) to 1, and `do_classifier_free_guidance`
-                (whether to encode the negative prompts) to True. `lora_scale` multiplies the weights of all active
-                adapters.
+            options: `prompt`, `negative_prompt`, `prompt_embeds`, `negative_prompt_embeds`, `clip_skip`,
+                `prompt_syntax` and `emphasis`, for SDXL also `prompt_2`, `negative_prompt_2` and the pooled embeddings,
+                as in a call. `device` defaults to the pipeline's, `num_images_per_prompt` (rows for each prompt) to 1,
+                and `do_classifier_free_guidance` (whether to encode the negative prompts) to True. `lora_scale`
+                multiplies the weights of all active adapters.
 
         Returns:
             (prompt_embeds, negative_prompt_embeds), each (N, L, C); for SDXL also (pooled_prompt_embeds,

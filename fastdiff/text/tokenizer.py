@@ -182,6 +182,11 @@ class CLIPTokenizer:
         cut = prompt[encoding.offsets[self.room][0] :] if len(encoding.ids) > self.room else ""
         return Tokens(ids + (self.pad,) * (self.length - len(ids)), cut, len(encoding.ids))
 
+    def ids(self, text: str) -> Sequence[int]:
+        """Return the ids of a text of any length, without the start and end tokens."""
+        _check_text(text)
+        return self._words.tokenizer.encode(text, add_special_tokens=False).ids
+
     def _sequences(self, built: "Tokenizer", names: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
         """Yield the id of each token that others continue, cat, cat_1 and so on, and all these tokens."""
         added = {token.content for token in self._files.added if not token.special} | {*names}

@@ -1,0 +1,114 @@
+"""Runs whose prompts change from step to step, or have different numbers of chunks.
+
+Pictures with as many chunks form a group, which runs as it would alone: filling prompts up to the longest one of the
+batch would change their bits. All texts are encoded before the first step.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastdiff.diffusion.conditions import Conditions
+from fastdiff.diffusion.loop import AfterStep, denoise
+from fastdiff.errors import InputError
+from fastdiff.execution.devices import naming_lost_device
+from fastdiff.models.blocks.protocols import DenoiserLike
+from fastdiff.pipelines.drawing import Drawing
+from fastdiff.samplers.shared.noise import NoiseSource
+
+
+class Group(NamedTuple):
+    """Pictures that run together."""
+
+    rows: list[int]  # their places in the batch
+    of_steps: Sequence[Conditions]  # one for each model call, or one alone; the same object where nothing changes
+
+    @property
+    def after_step(self) -> AfterStep | None:
+        """The change of the conditions after a step; None if they never change."""
+        if all(each is self.of_steps[0] for each in self.of_steps):
+            return None
+
+        def change(step: int, x: Tensor) -> tuple[Tensor, Conditions | None]:
+            now, following = self.of_steps[step], self.of_steps[min(step + 1, len(self.of_steps) - 1)]
+            return x, None if following is now else following
+
+        return change
+
+
+def groups_of(
+    counts: Sequence[int], steps: int, make: Callable[[list[int], int], Conditions], key: Callable[[int], object]
+) -> list[Group]:
+    """Return the groups of a batch.
+
+    Args:
+        counts: the number of chunks of each picture.
+        steps: the number of model calls that the texts may change at; 1 if they never change.
+        make: returns the conditions of these pictures at a model call.
+        key: says what all texts are at a model call. Calls of one key share their conditions.
+    """
+    groups = []
+    for count in sorted(set(counts)):
+        rows = [i for i, each in enumerate(counts) if each == count]
+        made: dict[object, Conditions] = {}
+        of_steps = []
+        for step in range(steps):
+            told = key(step)
+            if told not in made:
+                made[told] = make(rows, step)
+            of_steps.append(made[told])
+        groups.append(Group(rows, of_steps))
+    return groups
+
+
+def check_groups(groups: Sequence[Group], callback: object, *, masks: bool) -> None:
+    """Raise InputError for a callback, or masks, that the groups cannot follow."""
+    changes = any(group.after_step is not None for group in groups)
+    if callback is not None and (changes or len(groups) > 1):
+        raise InputError("callback_on_step_end: a prompt changes, or is longer than others; leave it out")
+    if masks and len(groups) > 1:
+        raise InputError("mask_image: a prompt is longer than others; draw prompts of other lengths in other calls")
+
+
+def denoise_groups(
+    drawing: Drawing, denoiser: DenoiserLike, groups: Sequence[Group]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield x_{t-1} and x0, each (N, H, W, C) float32, after each step that all groups have taken."""
+    x_t = drawing.start().x_t
+    with naming_lost_device():
+        noise = drawing.noise.of_steps(drawing.schedule.noise_dtype)
+    runs = [
+        denoise(
+            denoiser,
+            x_t[group.rows],
+            drawing.schedule,
+            group.of_steps[0],
+            noise=source,
+            portions=drawing.portions,
+            after_step=group.after_step,
+        )
+        for group, source in zip(groups, _sources(noise, groups), strict=True)
+    ]
+    order = torch.tensor([row for group in groups for row in group.rows]).argsort().to(x_t.device)
+    for results in zip(*runs, strict=True):
+        x_t, x0 = (torch.cat(each)[order] for each in zip(*results, strict=True))
+        yield x_t, x0
+
+
+def _sources(noise: NoiseSource, groups: Sequence[Group]) -> list[NoiseSource]:
+    """Return each group's part of the noise. The first group draws for all of them."""
+    if isinstance(noise, Tensor):
+        return [noise[group.rows] for group in groups]
+    drawn: list[Tensor] = []
+
+    def source(group: Group) -> Callable[[], Tensor]:
+        def draw() -> Tensor:
+            if group is groups[0]:
+                drawn[:] = [noise()]
+            return drawn[0][group.rows]
+
+        return draw
+
+    return [source(group) for group in groups]
