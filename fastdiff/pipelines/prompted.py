@@ -73,9 +73,16 @@ def check_groups(groups: Sequence[Group], callback: object, *, masks: bool) -> N
 
 
 def denoise_groups(
-    drawing: Drawing, denoiser: DenoiserLike, groups: Sequence[Group]
+    drawing: Drawing, denoiser: DenoiserLike, groups: Sequence[Group], after_step: AfterStep | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield x_{t-1} and x0, each (N, H, W, C) float32, after each step that all groups have taken."""
+    """Return an iterator over x_{t-1} and x0, each (N, H, W, C) float32. `after_step` is for a single group."""
+    if len(groups) == 1:
+        return drawing.denoise(denoiser, groups[0].of_steps[0], after_step=after_step)
+    return _in_turn(drawing, denoiser, groups)
+
+
+def _in_turn(drawing: Drawing, denoiser: DenoiserLike, groups: Sequence[Group]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a step when all groups have taken it."""
     x_t = drawing.start().x_t
     with naming_lost_device():
         noise = drawing.noise.of_steps(drawing.schedule.noise_dtype)

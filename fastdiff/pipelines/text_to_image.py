@@ -271,10 +271,7 @@ class TextToImagePipeline(TextualInversion, LastCall):
             running = RunningPipeline(self, len(drawing.schedule), scale)
             timesteps = drawing.schedule.timesteps
             after_step = StepCallback(running, callback_on_step_end, tensor_names, timesteps, conditions)
-        if len(groups) > 1:
-            steps = denoise_groups(drawing, self.denoiser, groups)
-        else:
-            steps = drawing.denoise(self.denoiser, conditions, after_step=after_step)
+        steps = denoise_groups(drawing, self.denoiser, groups, after_step)
         run = self._run(drawing, self._scaled_steps(steps, lora_scale))
         crop = start.crop if isinstance(start, InpaintStart) else None
         return run if crop is None else crop.put_back(run)
