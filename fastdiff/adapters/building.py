@@ -49,6 +49,8 @@ def _alpha(name: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any], 
     if "alpha" in tensors:
         if tensors["alpha"].numel() != 1:
             raise InputError(f"{name}: its alpha has {tensors['alpha'].numel()} numbers; use another file")
+        if tensors["alpha"].is_complex():
+            raise InputError(f"{name}: its alpha is a complex number; use another file")
         return float(tensors["alpha"]) or None
     value = _matching(config.get("alpha_pattern"), weight, config.get("lora_alpha", config.get("alpha")))
     if value is None:

@@ -1,6 +1,5 @@
 """Read a LoRA file, and refuse what is not one. Every key, shape and number of a file is checked before it is used."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from fastdiff.adapters.headers import base_of, refusal
 from fastdiff.adapters.names import PEFT_PREFIX, Homes, Place, role_of
 from fastdiff.adapters.updates import Update
 from fastdiff.arguments import shown
-from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.json_files import parse_json, read_json
 from fastdiff.checkpoints.single_files import kinds
 from fastdiff.checkpoints.single_files.reading import SUFFIXES, checked_header, read_single_file
 from fastdiff.checkpoints.weight_files import Shapes
@@ -114,7 +113,7 @@ def _configs(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, s
     """Return peft's configs, from the file's metadata or from the folder that peft saved."""
     if METADATA in metadata:
         try:
-            flat = json.loads(metadata[METADATA])
+            flat = parse_json(metadata[METADATA])
         except ValueError as error:
             raise InputError(f"{path}: its {METADATA} is not JSON ({error}); save the LoRA again") from None
         configs: dict[str, dict[str, Any]] = {}
@@ -140,7 +139,7 @@ def _check_kind(stored: Stored) -> None:
     for key in stored.tensors:
         reason = refusal(key)
         if reason is not None:
-            raise InputError(f"{stored.source}: {key:.120} is of {reason}")
+            raise InputError(f"{stored.source}: {_some([key])} is of {reason}")
     if not any(map(role_of, stored.tensors)):
         raise InputError(f"{stored.source}: {_some(list(stored.tensors))} are no keys of a LoRA; give a LoRA")
 
@@ -156,7 +155,9 @@ def _by_layer(stored: Stored, homes: Homes, base: str | None) -> dict[tuple[str,
             unknown.append(key)
             continue
         if place in found:
-            raise InputError(f"{stored.source}: {found[place]:.120} and {key:.120} name the same layer; remove one")
+            raise InputError(
+                f"{stored.source}: {_some([found[place]])} and {_some([key])} name the same layer; remove one"
+            )
         found[place] = key
         layers.setdefault(place[:2], {})[place.role] = tensor
     of = base_of(stored.tensors)
@@ -179,5 +180,6 @@ def _check_finite(stored: Stored) -> None:
 
 
 def _some(keys: list[Any]) -> str:
-    first = ", ".join(f"{shown(key) if not isinstance(key, str) else key:.120}" for key in keys[:SHOWN])
+    plain = (isinstance(key, str) and key.isprintable() for key in keys[:SHOWN])
+    first = ", ".join(f"{key if is_plain else shown(key):.120}" for key, is_plain in zip(keys, plain, strict=False))
     return first if len(keys) <= SHOWN else f"{first} and {len(keys) - SHOWN} more ({len(keys)} keys)"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdiff.adapters.names import PEFT_PREFIX, parse
+from fastdiff.arguments import shown
 from fastdiff.checkpoints.single_files import kinds
 from fastdiff.checkpoints.single_files.embeddings import Embedding, read_embedding
 from fastdiff.checkpoints.single_files.facts import embedding_facts, read_facts
@@ -127,14 +128,14 @@ def _lora(file: SingleFile) -> LoraFile:
     refused = next(filter(None, map(refusal, tensors)), None)
     half = next((layer for (_, layer), has in roles.items() if len(has & {"down", "up"}) == 1), None)
     if refused is None and half is not None:
-        refused = f"it has only one of the two matrices of {half:.120}; use another file"
+        refused = f"it has only one of the two matrices of {shown(half)}; use another file"
     layers = Counter(part for (part, _), has in roles.items() if has != {"alpha"})
     unplaced = not layers and refused is None
     problem = "it changes no layer; use another file" if unplaced else refused
     base = base_of(tensors) or _stated_base(file.header)
-    shown = SingleFile(file.path, file.kind, base, {}, file.header, problem)
+    described = SingleFile(file.path, file.kind, base, {}, file.header, problem)
     return LoraFile(
-        shown, _kind(roles.values(), tensors), _format(tensors), base, tuple(sorted(ranks)), layers, problem
+        described, _kind(roles.values(), tensors), _format(tensors), base, tuple(sorted(ranks)), layers, problem
     )
 
 

@@ -21,6 +21,7 @@ from fastdiff.execution.devices import dtype_name
 from fastdiff.kernels.merge_lora import LowRank, merge_lora
 
 Updates = Mapping[str, Update]  # by diffusers' key of the weight
+_LARGEST = torch.finfo(torch.float32).max
 _UNKNOWN: Recipe = ((Update(), 0.0),)  # equals no recipe
 
 
@@ -114,12 +115,13 @@ class Merging:
         """Bring the model's weights up to date. After an error nothing has changed.
 
         Raises:
-            NonFiniteWeightsError: a sum is beyond the range of the dtype.
+            NonFiniteWeightsError: a sum is beyond the range of the dtype, or a factor beyond float32's.
             InputError: for weights in 8 bits, as `EightBits.fetch`.
         """
         wanted = dict(self._recipes())
         changed = {key: wanted.get(key, ()) for key in self._written.keys() | wanted.keys()}
         changed = {key: recipe for key, recipe in changed.items() if recipe != self._written.get(key, ())}
+        _check_range(changed.values())
         before = {key: self._written.get(key, ()) for key in changed}
         with torch.inference_mode(False), torch.no_grad():  # so that torch counts the writes
             self._in_8_bits.fetch(key for key, recipe in changed.items() if recipe)
@@ -216,6 +218,15 @@ def _merged(loaded: Tensor, recipe: Recipe) -> Tensor:
     else:
         _write(target, loaded, recipe)
     return target
+
+
+def _check_range(recipes: Iterable[Recipe]) -> None:
+    """Raise NonFiniteWeightsError for an update whose scale times its factor is beyond the range of float32."""
+    products = (vars(update).get("scale", 1.0) * factor for recipe in recipes for update, factor in recipe)
+    if any(not abs(product) <= _LARGEST for product in products):
+        raise NonFiniteWeightsError(
+            "LoRA: its weight times its scale is beyond the range of float32; use a smaller one"
+        )
 
 
 def _low_rank(target: Tensor, loaded: Tensor, recipe: Recipe) -> list[LowRank] | None:

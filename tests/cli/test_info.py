@@ -78,7 +78,7 @@ def test_info_says_what_a_lora_is(here, tmp_path):
 
 def test_info_says_why_a_lora_cannot_be_loaded(here, tmp_path):
     half = headers.write(tmp_path / "half.safetensors", {"lora_unet_mid_block.lora_up.weight": (2, 2)})
-    assert "cannot be loaded: it has only one of the two matrices of mid_block" in here("info", half).stdout
+    assert "cannot be loaded: it has only one of the two matrices of 'mid_block'" in here("info", half).stdout
     glora = headers.write(tmp_path / "glora.safetensors", {"lora_unet_mid_block.a1.weight": (2, 2)})
     assert "cannot be loaded: a GLoRA adapter; fastdiff reads" in here("info", glora).stdout
 

@@ -73,7 +73,7 @@ def test_the_models_of_a_folder_are_listed_with_what_each_is(here, tmp_path, mon
     for pattern in (
         r"mine/painter +folder +16x16, pndm, draws from prompts",
         r"mine/sdxl\.safetensors +file +checkpoint of Stable Diffusion XL$",
-        r"mine/loras/style\.safetensors +file +unusable: LoRA: it has only one of the two matrices of mid_block;",
+        r"mine/loras/style\.safetensors +file +unusable: LoRA: it has only one of the two matrices of 'mid_block';",
         r"mine/broken\.safetensors +file +unusable: .*truncated",
     ):
         assert re.search(pattern, listed, re.MULTILINE), pattern

@@ -21,9 +21,10 @@ from safetensors.torch import load_file, save_file
 from fastdiff.checkpoints.json_files import MAX_BYTES
 from fastdiff.requests import png
 from tests.fuzz import pickles, text_edits
-from tests.fuzz.named import embeddings, hostile_files
+from tests.fuzz.named import embeddings, hostile_files, loras
 from tests.fuzz.named.embeddings import embedding
 from tests.fuzz.named.hostile_files import single
+from tests.fuzz.named.loras import lora
 from tests.fuzz.tabs import write_dropped
 from tests.fuzz.text_edits import GONE, replace
 from tests.fuzz.values import JSON, PNG_RECORD
@@ -31,7 +32,7 @@ from tests.fuzz.values import JSON, PNG_RECORD
 Edit = tuple[str, ...]
 PNG_NAME = "from.png"
 STYLES_NAME, STYLES_HEAD = "styles.csv", "name,prompt,negative_prompt"
-NEW_FILES = ("settings", "chunk", "styles", "write_dropped", "single", "embedding")  # edits that write a file
+NEW_FILES = ("settings", "chunk", "styles", "write_dropped", "single", "embedding", "lora")  # edits that write a file
 
 
 def apply(edits: tuple[Edit, ...], folder: Path) -> None:
@@ -224,7 +225,7 @@ _OF_TEXT = ("option", "no_option", "within", "whole", "shard", "encoded", "vocab
 _OF_FILES = (strange, swapped, flip, truncate, append, header, tensor, pickled)
 EDITS: dict[str, Callable[..., None]] = {
     **{name: getattr(text_edits, name) for name in _OF_TEXT},
-    **{each.__name__: each for each in (*_OF_FILES, settings, chunk, styles, write_dropped, single, embedding)},
+    **{each.__name__: each for each in (*_OF_FILES, settings, chunk, styles, write_dropped, single, embedding, lora)},
 }
 OF_WEIGHTS = ("tensor", "swapped", "flip", "truncate", "append", "header", "pickled", "shard")
 
@@ -236,6 +237,8 @@ def must_be_refused(edit: Edit) -> bool:
         return words[1] in ("missing", "renamed", "extra", "misshapen", "empty", "NaN", "infinity", "float8 NaN")
     if name == "embedding":
         return embeddings.must_be_refused(*words)
+    if name == "lora":
+        return loras.must_be_refused(*words)
     if name == "single":
         return words[0] in hostile_files.REFUSED
     return (name == "pickled" and words[1] not in pickles.HARMLESS) or name == "shard"

@@ -12,11 +12,11 @@ import torch
 from tests.fuzz import cases
 from tests.fuzz.cases import Case
 from tests.fuzz.folders import KINDS, OF_PROMPTS
-from tests.fuzz.named import calls, folders, single_files, texts
+from tests.fuzz.named import adapters, calls, folders, single_files, texts
 from tests.fuzz.named.making import DONE, REFUSED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the watching of a case needs Linux")
-NAMED = folders.NAMED | texts.NAMED | calls.NAMED | single_files.NAMED
+NAMED = folders.NAMED | texts.NAMED | calls.NAMED | single_files.NAMED | adapters.NAMED
 COUNTS = {
     "text": 35,
     "sdxl": 60,
@@ -26,6 +26,7 @@ COUNTS = {
     "history": 60,
     "files": 80,
     "embeddings": 120,
+    "loras": 120,
 }  # cases per round (default: 100)
 ROUNDS = {"text": 3, "sdxl": 2, "command": 2}  # (default: 1)
 

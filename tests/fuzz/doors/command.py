@@ -21,6 +21,7 @@ from tests.fuzz.doors.library import check_plan
 from tests.fuzz.doors.outcomes import Options, Outcome, said_of
 from tests.fuzz.edits import PNG_NAME
 from tests.fuzz.named.hostile_files import FILE_NAME
+from tests.fuzz.named.loras import NAME as LORA_NAME
 from tests.fuzz.values import PROMPT, WORDS
 
 _PROGRESS = re.compile(r"fastdiff: (drawing \d+ |.* (pictures|trajectories)/s)")
@@ -70,6 +71,8 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
         *("--steps", "1", "--num-images", "1", "--prompt", PROMPT),
     ],
     "info file": lambda folder: ["info", str(folder / FILE_NAME)],
+    "info lora": lambda folder: ["info", str(folder / LORA_NAME)],
+    "list loras": lambda folder: ["models", "--lora-dir", str(folder)],
     "models": lambda folder: ["models", str(folder)],
     "verify": lambda folder: ["verify", str(folder), "--steps", "2", "--device", "cpu"],
     "bench": lambda folder: ["bench", str(folder), "--steps", "1", "--no-compile", "--device", "cpu"],

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from fastdiff.diffusion.trajectories import TrajectoryOutput
 from fastdiff.errors import InputError
 from fastdiff.models.classes import DENOISERS
 from fastdiff.text.tokenizer import CLIPTokenizer
-from tests.fuzz.doors.outcomes import Options, Outcome, guarded
+from tests.fuzz.doors.outcomes import REFUSALS, Options, Outcome, guarded
 from tests.fuzz.folders import MODELS, SCHEDULER
+from tests.fuzz.named import embeddings, loras
 from tests.fuzz.values import OBJECTS, PROMPT
 
 
@@ -198,6 +200,32 @@ def _accelerate(folder: Path, options: dict[str, Any]) -> list[str]:
     return []
 
 
+@guarded
+def _adapters(folder: Path, options: dict[str, Any]) -> list[str]:
+    """Load the LoRA and the embedding beside a model, draw, and unload them. The bits from before must return."""
+    pipe: Any = fastdiff.Pipeline.from_pretrained(folder, device="cpu")
+    before = _bits(pipe)
+    try:
+        if os.path.lexists(folder / loras.NAME):
+            pipe.load_lora_weights(folder / loras.NAME)
+        if os.path.lexists(folder / embeddings.NAME):
+            pipe.load_textual_inversion(folder / embeddings.NAME)
+        problems = _draw(pipe, {})
+        pipe.unload_lora_weights()
+        pipe.unload_textual_inversion()
+    except REFUSALS:
+        if pipe.get_list_adapters():  # an embedding was refused after it
+            pipe.unload_lora_weights()
+        if not torch.equal(before, _bits(pipe)):
+            return ["other bits after a refusal"]
+        raise
+    return problems if torch.equal(before, _bits(pipe)) else [*problems, "other bits after unloading"]
+
+
+def _bits(pipe: Any) -> torch.Tensor:
+    return pipe(PROMPT, num_inference_steps=1, seed=3, output_type="pt").images
+
+
 LIBRARY: dict[str, Callable[[Path, dict[str, Any]], Outcome]] = {
     "pipeline": _pipeline,
     "load": _load,
@@ -207,4 +235,5 @@ LIBRARY: dict[str, Callable[[Path, dict[str, Any]], Outcome]] = {
     "config": _config,
     "scheduler": _scheduler,
     "accelerate": _accelerate,
+    "adapters": _adapters,
 }

@@ -186,6 +186,8 @@ BAD = {
         lora() | lora("unet.nowhere") | lora("unet.a") | lora("unet.b"),
         r"unet\.\w+\.lora_A.weight, .* and 3 more \(6 keys\) have no layer in this model",
     ),
+    "a complex alpha": (lora() | {f"{LAYER}.alpha": torch.tensor(1j)}, "its alpha is a complex number"),
+    "control characters": (lora("unet.\x1b[31m\n"), r"'unet\.\\x1b\[31m\\n\.lora_A.*have no layer"),
     "another key": (lora() | {"unet.more": R(1)}, "unet.more have no layer"),
     "one layer in two namings": (lora() | kohya(), "name the same layer"),
     "alpha alone": ({f"{KOHYA}.alpha": torch.tensor(1.0)}, "has only its alpha"),
@@ -333,8 +335,21 @@ def test_a_move_to_float16_of_a_sum_beyond_it_is_one_error(pipe, files):
     assert all(each.isfinite().all() for each in pipe.unet.parameters())
 
 
+def test_a_weight_beyond_float32_is_one_error_and_changes_nothing(pipe, files):
+    pipe.load_lora_weights(files[0], "a")
+    before = draw(pipe)
+    with pytest.raises(fastdiff.NonFiniteError, match="beyond the range of float32; use a smaller one"):
+        pipe.set_adapters("a", 1e300)
+    assert torch.equal(draw(pipe), before)
+
+
 def test_metadata_that_is_not_json_and_an_alpha_that_is_no_number(pipe, tmp_path):
-    for text, message in (("{", "is not JSON"), (json.dumps({"unet.lora_alpha": "x"}), "alpha in the config is 'x'")):
+    deep = ("[" * 10**5, "is not JSON")
+    for text, message in (
+        ("{", "is not JSON"),
+        deep,
+        (json.dumps({"unet.lora_alpha": "x"}), "alpha in the config is 'x'"),
+    ):
         file = save(tmp_path / "lora.safetensors", lora(), lora_adapter_metadata=text)
         with pytest.raises(fastdiff.InputError, match=message):
             pipe.load_lora_weights(file)
