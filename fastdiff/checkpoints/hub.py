@@ -130,6 +130,19 @@ def folder_with(name_or_path: str | Path, files: list[str], *, revision: str | N
     return Path(name) if os.path.isdir(name) else bundled_models().get(name, Path(name))
 
 
+def hub_file(name: str, inside: str, **client: Any) -> Path:
+    """Return the local file `inside` of a hub model. Only this file is downloaded. Errors are as in `resolve`."""
+    folder = folder_with(name, [inside], **client)
+    if not (folder / inside).is_file():
+        raise InputError(f"hub model {name} has no {inside}; name the file with weight_name=, or give a local file")
+    return folder / inside
+
+
+def names_hub_file(name: str) -> bool:
+    """Return whether `name` is a hub id of an adapter or embedding: no path that exists, and no file's name."""
+    return is_hub_id(name) and Path(name).suffix.lower() not in (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin")
+
+
 def _client(
     name: str,
     token: str | bool | None = None,

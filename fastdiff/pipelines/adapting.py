@@ -14,9 +14,9 @@ from torch import Tensor
 from fastdiff.adapters.factors import ONE, Factor, factor
 from fastdiff.adapters.files import read_adapter
 from fastdiff.adapters.merging import Merging
-from fastdiff.adapters.names import PARTS, UNET
+from fastdiff.adapters.names import HUB_NAME, PARTS, UNET
 from fastdiff.arguments import as_float, optional, shown, text
-from fastdiff.checkpoints import weights
+from fastdiff.checkpoints import hub, weights
 from fastdiff.errors import InputError
 from fastdiff.models.model import Model
 from fastdiff.pipelines.base import Pipeline
@@ -26,8 +26,9 @@ AnyStep = TypeVar("AnyStep")
 
 _UNUSED = {  # arguments of diffusers' load_lora_weights that change nothing here
     *("low_cpu_mem_usage", "use_safetensors", "unet_config", "return_lora_metadata"),
-    *("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision"),
+    "proxies",
 }
+_OF_HUB = {"cache_dir", "force_download", "local_files_only", "token", "revision"}
 
 
 class Adapting(Pipeline):
@@ -57,28 +58,32 @@ class Adapting(Pipeline):
 
         Args:
             pretrained_model_name_or_path_or_dict: a safetensors file of diffusers, peft, kohya or LyCORIS; a folder
-                with one; or its tensors by name. Nothing is downloaded.
+                with one; a hub id, of which one file is downloaded; or its tensors by name.
             adapter_name: default: `default_0`, then `default_1` and so on.
             hotswap: replace the loaded adapter `adapter_name`. The ranks may differ.
-            weight_name: the name of the file in a folder.
-            subfolder: of the folder.
-            kwargs: arguments of diffusers that have no effect here, such as `low_cpu_mem_usage` and the hub's options.
+            weight_name: the name of the file in a folder or on the hub, there by default
+                `pytorch_lora_weights.safetensors`.
+            subfolder: of the folder or on the hub.
+            kwargs: the hub's `revision`, `token`, `cache_dir`, `local_files_only` and `force_download`; arguments of
+                diffusers that have no effect here, such as `low_cpu_mem_usage`.
 
         Raises:
             InputError: for a file that is no LoRA of this model, and with weights in 8 bits if the model's files have
                 changed or gone. Nothing has changed then.
             NonFiniteWeightsError: for NaN or infinity in the file, and for a sum that is beyond the range of the dtype.
         """
-        unknown = sorted(kwargs.keys() - _UNUSED)
+        unknown = sorted(kwargs.keys() - _UNUSED - _OF_HUB)
         if unknown:
             raise InputError(f"{unknown[0]}: load_lora_weights has no such argument; leave it out")
         name = self._free_name(adapter_name, hotswap=checked("hotswap", hotswap, bool))
         given = pretrained_model_name_or_path_or_dict
-        if subfolder is not None and not isinstance(given, Mapping):
-            given = Path(given) / text("subfolder", subfolder)
+        optional(text, "weight_name", weight_name)
+        if isinstance(given, str | Path):
+            client = {name: value for name, value in kwargs.items() if name in _OF_HUB}
+            given, weight_name = _local(given, optional(text, "subfolder", subfolder), weight_name, client)
         models = self._adaptable()
         shapes = {part: _weights_of(model) for part, model in models.items()}
-        adapter = read_adapter(given, optional(text, "weight_name", weight_name), shapes, self.denoiser.config)
+        adapter = read_adapter(given, weight_name, shapes, self.denoiser.config)
         before = {part: merging.snapshot() for part, merging in self._mergings().items()}
         try:
             for part, updates in adapter.parts.items():
@@ -327,6 +332,16 @@ def scale_of(cross_attention_kwargs: Any) -> float:
     if scale is None:
         raise InputError("cross_attention_kwargs: its scale is not a finite number; give one, such as 0.8")
     return scale
+
+
+def _local(
+    given: str | Path, subfolder: str | None, weight_name: str | None, client: Mapping[str, Any]
+) -> tuple[Path, str | None]:
+    """Return the local path of a LoRA, and the name of the file in it. A file on the hub is downloaded."""
+    if hub.names_hub_file(str(given)):
+        inside = "/".join(filter(None, [subfolder, weight_name or HUB_NAME]))
+        return hub.hub_file(str(given), inside, **client), None
+    return (Path(given) / subfolder if subfolder else Path(given)), weight_name
 
 
 def _weights_of(model: Model) -> dict[str, tuple[int, ...]]:

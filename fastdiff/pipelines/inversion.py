@@ -331,21 +331,17 @@ def _path_of(source: Any, options: EmbeddingOptions) -> Path:
     name = os.fspath(checked_path(_NAME, source))
     if os.path.isdir(name):
         return find_embedding(Path(name), options.weight_name, options.subfolder)
-    if not hub.is_hub_id(name) or Path(name).suffix.lower() in (".safetensors", ".pt", ".bin"):
+    if not hub.names_hub_file(name):
         return Path(name)
-    inside = "/".join(filter(None, [options.subfolder, options.weight_name or FIRST_NAME]))
-    folder = hub.folder_with(
+    return hub.hub_file(
         name,
-        [inside],
+        "/".join(filter(None, [options.subfolder, options.weight_name or FIRST_NAME])),
         revision=options.revision,
         token=options.hf_token,
         cache_dir=options.cache_dir,
         local_files_only=options.local_files_only,
         force_download=options.force_download,
     )
-    if not (folder / inside).is_file():
-        raise InputError(f"hub model {name} has no {inside}; name the file with weight_name=")
-    return folder / inside
 
 
 def _read(path: Path, key: str) -> Tensor:

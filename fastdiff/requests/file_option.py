@@ -10,6 +10,9 @@ from fastdiff.errors import InputError
 _WITH_VALUE = re.compile(r"(.+?\.(?:safetensors|sft|ckpt|pt|pth|bin)):(.+)", re.IGNORECASE | re.DOTALL)
 
 
+_HUB_ID_WITH_VALUE = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):(.+)", re.ASCII | re.DOTALL)
+
+
 class FileOption(NamedTuple):
     """A file, and the value that follows it, if there is one."""
 
@@ -18,8 +21,8 @@ class FileOption(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "FileOption":
-        """Parse `cat.safetensors` or `cat.safetensors:<cat>`."""
-        match = _WITH_VALUE.fullmatch(text)
+        """Parse `cat.safetensors`, `cat.safetensors:<cat>`, `org/cat` or `org/cat:<cat>`."""
+        match = _WITH_VALUE.fullmatch(text) or _HUB_ID_WITH_VALUE.fullmatch(text)
         return cls(text) if match is None else cls(match[1], match[2])
 
     def __str__(self) -> str:

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from fastdiff.adapters.names import HUB_NAME
+from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_hash import file_hash
+from fastdiff.checkpoints.single_files.embeddings import FIRST_NAME
 from fastdiff.checkpoints.single_files.listing import find_file, last_part
 from fastdiff.errors import InputError
 from fastdiff.requests.file_option import FileOption
@@ -21,6 +24,7 @@ class Kind(NamedTuple):
 
     setting: str
     word: str  # in messages
+    hub_name: str  # the name of the file of a hub id
 
     @property
     def hashes(self) -> str:
@@ -34,6 +38,8 @@ class Kind(NamedTuple):
     def here(self, request: Request, source: Recorded | None, folder: str | None) -> Iterator[FileOption]:
         """Yield the files of a request. A file of the PNG `source` is found where it is now.
 
+        A file that a hub id names is downloaded.
+
         folder: where it may be, by its hash or name. It may also be in the current folder, by its name.
         Raises InputError that names a file which is nowhere.
         """
@@ -44,6 +50,8 @@ class Kind(NamedTuple):
             option = FileOption.parse(text)
             if source is not None and text in recorded and not os.path.exists(option.path):
                 option = option._replace(path=self._find(option.path, recorded[text], source.path, folder))
+            if hub.names_hub_file(option.path):
+                option = option._replace(path=str(hub.hub_file(option.path, self.hub_name)))
             yield option
 
     def recorded(self, source: Recorded | None) -> dict[str, str | None]:
@@ -72,7 +80,7 @@ class Kind(NamedTuple):
             )
 
 
-EMBEDDING, LORA = Kind("embedding", "embedding"), Kind("lora", "LoRA")
+EMBEDDING, LORA = Kind("embedding", "embedding", FIRST_NAME), Kind("lora", "LoRA", HUB_NAME)
 KINDS = (EMBEDDING, LORA)
 
 

@@ -156,3 +156,26 @@ def test_a_bulk_run_knows_their_weights_and_contents(here, text_folder, loras):
     assert before != begin_files_hash(card, None).result() and before == digits()
     save(here / "style.safetensors", in_diffusers(loras[1]))
     assert digits() != before
+
+
+def test_a_hub_id_is_downloaded(here, sample, text_folder, pixels, monkeypatch, capsys):
+    asked = []
+
+    def snapshot_download(repo_id, allow_patterns, **options):
+        asked.append((repo_id, allow_patterns, options["revision"]))
+        return str(here / "remote")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    (here / "remote").mkdir()
+    assert sample("--lora", "org/style:0.5", "-o", "none.png") == 2
+    line = "hub model org/style has no pytorch_lora_weights.safetensors; name the file with weight_name="
+    assert line in capsys.readouterr().err
+    shutil.copy("style.safetensors", here / "remote" / "pytorch_lora_weights.safetensors")
+    assert sample("--lora", "org/style:0.5", "-o", "hub.png") == 0
+    assert sample("--lora", "style.safetensors:0.5", "-o", "file.png") == 0
+    assert pixels("hub.png") == pixels("file.png")
+    assert asked[-1] == ("org/style", ["pytorch_lora_weights.safetensors"], None)
+    pipe = Pipeline.from_pretrained(text_folder("sd1"))
+    shutil.copy("style.safetensors", here / "remote" / "a.safetensors")
+    pipe.load_lora_weights("org/style", weight_name="a.safetensors", revision="v2")
+    assert asked[-1] == ("org/style", ["a.safetensors"], "v2") and pipe.get_active_adapters() == ["default_0"]
