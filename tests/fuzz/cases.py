@@ -75,9 +75,8 @@ def run(case: Case, folder: Path) -> Outcome:
     with watching(folder.parent, folder.parent.parent / "beside") as broken:
         outcome = DOORS[case.door](folder, case.what, case.options)
     outcome.problems += broken
-    is_drawn = outcome.is_done and (case.door, case.what) in DRAWING
     wrong = [edit for edit in case.edits if edits.must_be_refused(edit)]
-    if is_drawn and len(case.edits) == 1 and wrong:
+    if outcome.is_done and (case.door, case.what) in DRAWING and len(case.edits) == 1 and wrong:
         outcome.problems.append(f"drawn in spite of {wrong[0]}")
     if any(edit[0] in edits.OF_WEIGHTS for edit in case.edits):  # damaged weights may amplify rounding
         outcome.problems = [problem for problem in outcome.problems if problem != command.NOT_WITHIN]
@@ -90,8 +89,8 @@ DOORS: dict[str, Callable[[Path, str, Options], Outcome]] = {
     "page": page.call,
     "tab": tab.call,
 }
-DRAWING = {("command", "sample"), ("command", "from"), ("library", "pipeline"), ("page", "generate")}
-DRAWING |= {("command", "sample file"), ("library", "adapters")}
+DRAWING = {("command", "sample"), ("command", "from"), ("command", "sample file"), ("page", "generate")}
+DRAWING |= {("library", "pipeline"), ("library", "adapters")}
 
 
 @cache
