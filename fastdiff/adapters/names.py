@@ -24,7 +24,6 @@ PREFIXES = {
     "text_encoder.": ENCODER,
     "text_encoder_2.": ENCODER_2,
 }
-HUB_NAME = "pytorch_lora_weights.safetensors"  # as diffusers saves a LoRA
 PEFT_PREFIX = "base_model.model."  # of the files in a folder that peft saved
 
 # What a key holds -> its end

@@ -27,6 +27,7 @@ from fastdiff.errors import InputError
 from fastdiff.schema import checked
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
+LORA_NAME = "pytorch_lora_weights.safetensors"  # as diffusers saves a LoRA
 
 _CACHED = "models--"  # prefix of a model's folder in huggingface_hub's cache
 _CONFIGS = ("model_index.json", "config.json")  # of a pipeline, of a single model

@@ -14,7 +14,7 @@ from torch import Tensor
 from fastdiff.adapters.factors import ONE, Factor, factor
 from fastdiff.adapters.files import read_adapter
 from fastdiff.adapters.merging import Merging
-from fastdiff.adapters.names import HUB_NAME, PARTS, UNET
+from fastdiff.adapters.names import PARTS, UNET
 from fastdiff.arguments import as_float, optional, shown, text
 from fastdiff.checkpoints import hub, weights
 from fastdiff.errors import InputError
@@ -339,7 +339,7 @@ def _local(
 ) -> tuple[Path, str | None]:
     """Return the local path of a LoRA, and the name of the file in it. A file on the hub is downloaded."""
     if hub.names_hub_file(str(given)):
-        inside = "/".join(filter(None, [subfolder, weight_name or HUB_NAME]))
+        inside = "/".join(filter(None, [subfolder, weight_name or hub.LORA_NAME]))
         return hub.hub_file(str(given), inside, **client), None
     return (Path(given) / subfolder if subfolder else Path(given)), weight_name
 

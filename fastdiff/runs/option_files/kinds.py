@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fastdiff.adapters.names import HUB_NAME
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.checkpoints.single_files.embeddings import FIRST_NAME
@@ -80,7 +79,7 @@ class Kind(NamedTuple):
             )
 
 
-EMBEDDING, LORA = Kind("embedding", "embedding", FIRST_NAME), Kind("lora", "LoRA", HUB_NAME)
+EMBEDDING, LORA = Kind("embedding", "embedding", FIRST_NAME), Kind("lora", "LoRA", hub.LORA_NAME)
 KINDS = (EMBEDDING, LORA)
 
 
