@@ -63,10 +63,12 @@ class Plan:
         format: FormatName = "png",
         shard_size: int | None = None,
         batch_size: int | None = None,
+        decode: bool = True,
     ) -> "Plan":
         """Make the plan of a request, or of the rows in the file `spec`. InputError if it cannot be drawn.
 
         shard_size, batch_size: numbers of pictures; the defaults depend on the pictures' size and number.
+        decode: whether to read the pixels of the rows' pictures, which finds damage before anything is drawn.
         """
         if card.config.of_trajectories:
             raise InputError(f"model {card.name}: bulk cannot draw trajectories; use fastdiff sample")
@@ -75,7 +77,7 @@ class Plan:
         if spec is None:
             run = Run.prepare(request, card, BULK)
         else:
-            completed, cells = complete_rows(request, read_rows(spec), card)
+            completed, cells = complete_rows(request, read_rows(spec), card, pixels=decode)
             run = Run(card, completed, cells, len(cells))
         pixels = (run.request.height or 1) * (run.request.width or 1)
         usual = min(max(_BATCH_PIXELS // pixels, _BATCH_PICTURES[0]), _BATCH_PICTURES[1])
@@ -100,14 +102,17 @@ class Plan:
         request, cells = self.run.request, self.run.cells
         seeds = [cell.seed for cell in cells]
         subjects = list(dict.fromkeys(cell.label_name if cell.prompt is None else cell.prompt for cell in cells))
-        pictures = [(cell.seed, cell.label, cell.label_name, cell.prompt) for cell in cells]
+        pictures = [_identity(cell) for cell in cells]
+        images = list(dict.fromkeys(cell.start.picture.sha256 for cell in cells if cell.start))
         settings = {Request.SHOWN_AS.get(name, name): value for name, value in request.as_record().items()}
+        settings.pop("init-image", None)  # its hash is in `images`
         return settings | {
             "height": request.height,
             "width": request.width,
             "pictures": len(cells),
             "seeds": f"{min(seeds)} to {max(seeds)}",
             "prompts" if request.prompt else "labels": f"{len(subjects)} of SHA-256 {_digest(subjects)[:16]}",
+            **({"images": f"{len(images)} of SHA-256 {_digest(images)[:16]}"} if images else {}),
             "order": f"SHA-256 {_digest(pictures)[:16]}",
             "shard-size": self.shard_size,
             "format": self.format,
@@ -119,6 +124,11 @@ def _usual_shard(count: int, pixels: int, batch: int) -> int:
     most = min(max(_SHARD_PIXELS // pixels, batch), _SHARD_PICTURES)
     wanted = min(-(-count // _NUM_SHARDS), most)
     return -(-wanted // batch) * batch if 2 * wanted >= batch else max(wanted, min(8, batch))
+
+
+def _identity(cell: Cell) -> tuple[Any, ...]:
+    start = () if cell.start is None else (cell.start.as_identity(),)
+    return cell.seed, cell.label, cell.label_name, cell.prompt, *start
 
 
 def _digest(values: Any) -> str:

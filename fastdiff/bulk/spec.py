@@ -1,7 +1,8 @@
 """The file of `--spec`: one row per label or prompt, with a seed and a number of pictures. Imports no torch.
 
 A .json file holds a list of objects, a .jsonl file one object per line, and a .csv file a header and one row per line.
-The names are label or prompt, seed and num_images. The run's values replace those that a row leaves out.
+The names are label or prompt, seed, num_images, image and strength. The run's values replace those that a row leaves
+out. An image is a file, relative to the folder of the spec.
 """
 
 import csv
@@ -15,19 +16,22 @@ from fastdiff.arguments import naming, shown
 from fastdiff.checkpoints.json_files import parse_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
-from fastdiff.kinds import MAX_PICTURES, MAX_SEED, Label, Pictures, Prompt, Seed
-from fastdiff.requests.completion import Cell, complete, label_cells, seeds_from
+from fastdiff.kinds import MAX_PICTURES, MAX_SEED, Fraction, Label, Pictures, Prompt, Seed
+from fastdiff.requests.completion import Cell, begin, complete, label_cells, seeds_from, sized_as
 from fastdiff.requests.defaults import BULK, SEED
+from fastdiff.requests.input_picture import InputPicture, Start
 from fastdiff.requests.prompt_file import read_text
-from fastdiff.requests.request import Request
+from fastdiff.requests.request import FileName, Request
 from fastdiff.schema import Wanted, checked
 
-NAMES = ("label", "prompt", "seed", "num_images")
+NAMES = ("label", "prompt", "seed", "num_images", "image", "strength")
 _KINDS: Mapping[str, Any] = {
     "label": Annotated[Label | str | None, Wanted("the name or index of a label")],
     "prompt": Prompt | None,
     "seed": Seed | None,
     "num_images": Pictures | None,
+    "image": FileName | None,
+    "strength": Fraction | None,
 }
 
 
@@ -39,6 +43,8 @@ class Row:
     prompt: str | None = None
     seed: int | None = None
     num_images: int | None = None
+    image: str | None = None  # a path
+    strength: float | None = None
 
 
 def read_rows(path: str) -> list[Row]:
@@ -54,7 +60,9 @@ def read_rows(path: str) -> list[Row]:
     if not values:
         raise InputError(f"spec {path} has no rows; write one per label or prompt")
     with naming(f"spec {path}"):
-        return [_row(number, value) for number, value in enumerate(values, 1)]
+        rows = [_row(number, value) for number, value in enumerate(values, 1)]
+    folder = Path(path).parent
+    return [row if row.image is None else replace(row, image=str(folder / row.image)) for row in rows]
 
 
 def _json(text: str) -> Iterable[Any]:
@@ -73,11 +81,19 @@ def _csv(text: str) -> Iterable[Any]:
         if None in row or None in row.values():
             raise ValueError(f"a row has more or fewer values than the header: {shown(list(row.values()))}")
         given = {name: value for name, value in row.items() if value}
-        yield given | {name: _number(given[name]) for name in given.keys() & {"seed", "num_images"}}
+        whole = {name: _number(given[name]) for name in given.keys() & {"seed", "num_images"}}
+        yield given | whole | {name: _decimal(given[name]) for name in given.keys() & {"strength"}}
 
 
 def _number(text: str) -> Any:
     return int(text) if text.isdecimal() and len(text) <= len(str(MAX_SEED)) else text
+
+
+def _decimal(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _row(number: int, value: Any) -> Row:
@@ -92,8 +108,12 @@ def _row(number: int, value: Any) -> Row:
     return row
 
 
-def complete_rows(request: Request, rows: list[Row], card: ModelCard) -> tuple[Request, list[Cell]]:
+def complete_rows(
+    request: Request, rows: list[Row], card: ModelCard, *, pixels: bool = True
+) -> tuple[Request, list[Cell]]:
     """Return `request` completed as in `complete`, and the pictures of the rows, in order. InputError as there.
+
+    pixels: whether to decode the rows' pictures, which finds damage before anything is drawn.
 
     The request gives the seed and number of pictures for rows without them. It has no labels or prompts.
     """
@@ -105,18 +125,50 @@ def complete_rows(request: Request, rows: list[Row], card: ModelCard) -> tuple[R
     prompts = tuple(dict.fromkeys(row.prompt for row in rows if row.prompt is not None))
     if (labels or prompts) and not all(row.label is not None or row.prompt is not None for row in rows):
         raise InputError("spec: some rows have no label or prompt and others do; give each row one")
+    pictures = _pictures(rows, pixels)
     first = replace(request, label=labels[:1], prompt=prompts[:MAX_PICTURES], seed=SEED, num_images=1)
-    completed, _ = complete(first, card, BULK)
+    if pictures:
+        first = _sized(first, list(pictures.values()), card)
+        first = first if first.init_image else replace(first, strength=None)
+    completed, (cell, *_) = complete(first, card, BULK)
     for what, has, given in (("label", completed.label, labels), ("prompt", completed.prompt, prompts)):
         if has and not given:
             raise InputError(f"spec: {card.name} draws from {what}s, and no row has one; give each row a {what}")
     cells: list[Cell] = []
-    for row in rows:
-        cells += _cells(row, request, card, BULK.most_pictures - len(cells))
+    for number, row in enumerate(rows, 1):
+        picture = cell.start.picture if row.image is None and cell.start else pictures.get(row.image or "")
+        strength = request.strength if row.strength is None and picture else row.strength
+        with naming(f"spec: row {number}"):
+            start = begin(picture, strength, completed.num_inference_steps or 0, card)
+        cells += _cells(row, request, card, BULK.most_pictures - len(cells), start)
     return completed, cells
 
 
-def _cells(row: Row, request: Request, card: ModelCard, most: int) -> list[Cell]:
+def _pictures(rows: list[Row], pixels: bool) -> dict[str, InputPicture]:
+    """Return the pictures that rows start from, by path, each read once."""
+    found: dict[str, InputPicture] = {}
+    for number, row in enumerate(rows, 1):
+        if row.image is not None and row.image not in found:
+            found[row.image] = InputPicture.read(row.image, f"spec: row {number}: image", pixels=pixels)
+    return found
+
+
+def _sized(request: Request, pictures: list[InputPicture], card: ModelCard) -> Request:
+    """Return the request with the size of the pictures. Raises InputError for pictures of several sizes."""
+    if not card.reads_text:
+        raise InputError(f"{pictures[0].setting}: {card.name} has no text encoder; leave it out")
+    first = pictures[0]
+    other = next((each for each in pictures if each.size != first.size), None)
+    if other is not None and None in (request.height, request.width):
+        sizes = ["{} x {}".format(*each.size) for each in (other, first)]
+        raise InputError(
+            f"{other.setting} {shown(other.name)} is {sizes[0]}, and the first picture is {sizes[1]}; give --height and"
+            " --width, and all become this size"
+        )
+    return sized_as(first, request, card)
+
+
+def _cells(row: Row, request: Request, card: ModelCard, most: int, start: Start | None) -> list[Cell]:
     assert isinstance(request.seed, int)
     first = request.seed if row.seed is None else row.seed
     count = row.num_images or request.num_images or 1
@@ -125,4 +177,4 @@ def _cells(row: Row, request: Request, card: ModelCard, most: int) -> list[Cell]
         raise InputError(f"spec: more than {BULK.most_pictures} pictures; split it into several runs")
     if row.label is not None:
         return label_cells(card, card.info.label_choices(row.label, card.config.num_class_embeds), seeds)
-    return [Cell(seed, None, None, row.prompt) for seed in seeds]
+    return [Cell(seed, None, None, row.prompt, start) for seed in seeds]

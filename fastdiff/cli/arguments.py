@@ -160,17 +160,20 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     add("--embedding", action="append", metavar="FILE[:TOKEN]", help=embedding)
     lora = "LoRA; may be repeated (default WEIGHT: 1)"
     add("--lora", action="append", metavar="FILE[:WEIGHT]", help=lora)
+    add("--init-image", metavar="FILE", help="picture to start from, which the prompt changes: image to image")
+    add("--strength", type=float, metavar="X", help="how much of it changes, 0 to 1 (default: 0.8; SDXL 0.3)")
     add("--label", action="append", help=f"name or index; may be repeated (default: {labels})")
     add("--num-images", type=int, metavar="N", help=f"per label or prompt (default: {pictures})")
     seeds = f"first seed, list such as 1,2,5-10, or random, also -1 (default: {defaults.SEED})"
     add("-s", "--seed", help=seeds)
     for side in ("height", "width"):
-        add(f"--{side}", type=int, metavar="PIXELS", help="(default: the model's training size)")
+        add(f"--{side}", type=int, metavar="PIXELS", help="(default: of --init-image, else the model's training size)")
     add("--horizon", type=int, metavar="N", help=Rare("positions of a trajectory, where models plan them"))
     add("--from", dest="source", metavar="FILE.png", help="reuse its settings; other flags override them")
     add("--models-dir", metavar="DIR", help=Rare(f"--from looks here for models (${VARIABLE})"))
     for kind in ("embedding", "lora"):
         add(f"--{kind}-dir", metavar="DIR", help=Rare(f"--from looks here for --{kind}"))
+    add("--input-dir", metavar="DIR", help=Rare("--from looks here for the picture of --init-image"))
     _add_sampling_arguments(parser)
 
 

@@ -9,8 +9,9 @@ from fastdiff.cli.streams import require_stdout
 
 SHELLS = ("bash", "zsh", "fish")
 MODELS = {"model"}  # what a flag takes, by the name in the parsed arguments
-FILES = {"prompt_file", "styles", "source", "spec", "file", "auth", "grid", "out", "vae", "embedding", "lora"}
-FOLDERS = {"config", "models_dir", "embedding_dir", "lora_dir", "outputs", "preview_vae", "folder"}
+FILES = {"prompt_file", "styles", "source", "spec", "file", "auth", "grid", "out", "vae"}
+FILES |= {"embedding", "lora", "init_image"}
+FOLDERS = {"config", "models_dir", "embedding_dir", "lora_dir", "input_dir", "outputs", "preview_vae", "folder"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,11 +22,10 @@ from fastdiff.pipelines.drawing import DrawingOptions, Started
 from fastdiff.pipelines.image_processor import ImageProcessor, stacked
 from fastdiff.pipelines.refining import DenoisingStart
 from fastdiff.pipelines.strength import Strength
+from fastdiff.requests.defaults import STRENGTH, STRENGTH_OF_SDXL
 from fastdiff.samplers.shared.noise import Generators, Noise, randn_tensor
 from fastdiff.samplers.shared.schedule import Schedule
 from fastdiff.schema import checked
-
-STRENGTH, STRENGTH_OF_SDXL = 0.8, 0.3  # diffusers' defaults
 
 
 @dataclass(frozen=True)

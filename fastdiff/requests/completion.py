@@ -9,8 +9,17 @@ from fastdiff.arguments import shown
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.kinds import MAX_SEED
-from fastdiff.requests.defaults import Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
-from fastdiff.requests.request import PROMPT_SETTINGS, Request
+from fastdiff.requests.defaults import (
+    STRENGTH,
+    STRENGTH_OF_SDXL,
+    Defaults,
+    ModelFacts,
+    Sampling,
+    SamplingOptions,
+    complete_sampling,
+)
+from fastdiff.requests.input_picture import InputPicture, Start
+from fastdiff.requests.request import INPUT_SETTINGS, PROMPT_SETTINGS, Request
 from fastdiff.sampler_names import ETAS
 
 
@@ -22,6 +31,7 @@ class Cell:
     label: int | None  # index; None without labels
     label_name: str | int | None  # the index if the label has no name
     prompt: str | None = None  # None for a model without text
+    start: Start | None = None  # None: from noise alone
 
 
 def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Request, list[Cell]]:
@@ -42,7 +52,8 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
     sampling = complete_sampling(asked, ModelFacts.of(card), defaults, labelled=bool(labels))
     _check_sampling(sampling, card, labelled=bool(labels))
     _check_interval(request)
-    height, width = _size(request, card)
+    start = begin(_picture(request), request.strength, sampling.num_inference_steps, card)
+    height, width = _size(request if start is None else sized_as(start.picture, request, card), card)
     seeds = _seeds(request, labels, prompts, defaults)
     completed = replace(
         request,
@@ -54,13 +65,14 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
         clip_skip=request.clip_skip or None,
         guidance_start=request.guidance_start or None,
         guidance_stop=None if request.guidance_stop == 1 else request.guidance_stop,
+        strength=None if start is None else start.strength,
         label=tuple(card.choices_name(choices) for choices in labels),
         prompt=prompts,
         seed=seeds,
         num_images=None,
     )
     if not labels:
-        return completed, [Cell(seed, None, None, prompt) for prompt in prompts or (None,) for seed in seeds]
+        return completed, [Cell(seed, None, None, prompt, start) for prompt in prompts or (None,) for seed in seeds]
     return completed, [cell for choices in labels for cell in label_cells(card, choices, seeds)]
 
 
@@ -80,6 +92,42 @@ def seeds_from(first: int, count: int) -> range:
 def random_seed(count: int) -> int:
     """Return a random first seed for `count` consecutive seeds."""
     return secrets.randbelow(MAX_SEED + 2 - count)
+
+
+def _picture(request: Request) -> InputPicture | None:
+    name, inside = request.init_image, request.init_image_inside
+    return None if name is None else InputPicture.read(name, inside=inside)
+
+
+def begin(picture: InputPicture | None, strength: float | None, steps: int, card: ModelCard) -> Start | None:
+    """Return what a run of `steps` starts from, by default with the strength of diffusers' pipelines.
+
+    Raises InputError for a strength without a picture, and for one that leaves no step.
+    """
+    if picture is None:
+        if strength is not None:
+            raise InputError(f"strength {strength:g}: it says how much of a picture to change; give --init-image")
+        return None
+    if strength is None:
+        is_of_sdxl = getattr(card.config, "addition_embed_type", None) == "text_time"
+        strength = STRENGTH_OF_SDXL if is_of_sdxl else STRENGTH
+    if int(steps * strength) < 1:
+        raise InputError(f"strength {strength:g}: it leaves none of {steps} steps; raise it, or take more steps")
+    return Start(picture, strength)
+
+
+def sized_as(picture: InputPicture, request: Request, card: ModelCard) -> Request:
+    """Return the request with the sides of a picture where it has none, rounded down to a multiple for the model."""
+    factor = card.size_factor
+    sides = [side - side % factor for side in picture.size]
+    height, width = request.height or sides[0], request.width or sides[1]
+    if 0 in (height, width):
+        own = f"{picture.size[0]} x {picture.size[1]}"
+        raise InputError(
+            f"{picture.setting} {shown(picture.name)}: {own} is too small; give --height and --width, multiples of "
+            f"{factor}"
+        )
+    return replace(request, height=height, width=width)
 
 
 def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None:
@@ -115,7 +163,10 @@ def _prompts(request: Request, card: ModelCard, defaults: Defaults) -> tuple[str
     Raises InputError for settings that the model cannot read, and for a text model without any prompt.
     """
     if not card.reads_text:
-        asked = {"prompt": request.prompt[:1] or None, **{name: getattr(request, name) for name in PROMPT_SETTINGS}}
+        asked = {
+            "prompt": request.prompt[:1] or None,
+            **{name: getattr(request, name) for name in (*PROMPT_SETTINGS, *INPUT_SETTINGS)},
+        }
         asked |= {"embedding": request.embedding or None, "lora": request.lora or None}
         name = next((name for name, value in asked.items() if value is not None), None)
         if name is not None:

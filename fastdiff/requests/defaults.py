@@ -24,6 +24,7 @@ VERIFICATION_STEPS = 4  # covers each kind of step: first, middle and last
 ETA = 0.0  # as in diffusers' DDIMPipeline and StableDiffusionPipeline, which also pass it to TCD
 USE_CLIPPED_MODEL_OUTPUT = False  # as in diffusers' DDIMPipeline, where None means False
 GUIDANCE_SCALE = 1.0  # unguided
+STRENGTH, STRENGTH_OF_SDXL = 0.8, 0.3  # of image to image, as in diffusers
 CLIP_SKIP = 0  # uses all layers of the text encoder
 
 

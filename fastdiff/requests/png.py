@@ -10,9 +10,10 @@ import re
 import stat
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, TypeVar
 
 from fastdiff.arguments import shown
@@ -27,8 +28,10 @@ SCHEMA = 1
 NUMERICS = 2  # goes up when the bits of pictures change; a PNG without it has 1
 MAX_TEXT = 2**20  # bytes of one text chunk, before and after decompression
 MAX_CHUNKS = 2**20
+MAX_INPUT = 2**26  # bytes of a picture inside a PNG
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
+_INPUT_CHUNK = b"fdIn"  # ours: optional, private, and safe to copy. PNG specification, 5.4
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,11 @@ class Recorded:
         return cls(path, read_settings(path))
 
 
-def encode(image, record: dict[str, Any] | None = None) -> bytes:
-    """Return the PIL picture as PNG bytes, with `record` (JSON values) in both chunks before the pixels."""
+def encode(image, record: dict[str, Any] | None = None, inputs: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
+    """Return the PIL picture as PNG bytes, with `record` (JSON values) in both chunks before the pixels.
+
+    inputs: files of pictures that the PNG holds too, by setting. `read_input` finds them.
+    """
     from fastdiff.requests.png_pixels import chunk, encode_pixels
 
     texts = {}
@@ -54,7 +60,25 @@ def encode(image, record: dict[str, Any] | None = None) -> bytes:
         texts["fastdiff"] = canonical_json({"schema": SCHEMA, "numerics": NUMERICS, **record})
     header, data = encode_pixels(image)
     stored = [chunk(b"iTXt", f"{name}\0\0\0\0\0{text}".encode()) for name, text in texts.items()]
+    stored += [chunk(_INPUT_CHUNK, name.encode() + b"\0" + file) for name, file in inputs.items()]
     return b"".join([_SIGNATURE, header, *stored, *data, chunk(b"IEND", b"")])
+
+
+def check_input(name: str, size: int) -> None:
+    """Raise InputError for a picture of `size` bytes that is too large for a place inside a PNG."""
+    if size > MAX_INPUT:
+        raise InputError(f"--embed-inputs: {name} has more than {MAX_INPUT >> 20} MiB; leave it out")
+
+
+def read_input(path: str | Path, setting: str) -> bytes | None:
+    """Return the file of a setting's picture inside the PNG `path`, or None if there is none. Raises as `read_text`."""
+    start = setting.encode() + b"\0"
+
+    def find(file: BinaryIO) -> bytes | None:
+        found = (data for _, data in _chunks(file, (_INPUT_CHUNK,), MAX_INPUT + len(start)) if data.startswith(start))
+        return next((data[len(start) :] for data in found), None)
+
+    return _read(path, find)
 
 
 def canonical_json(record: dict[str, Any]) -> str:
@@ -109,6 +133,7 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         "Model": _model(record["model"]) if "model" in record else None,
         "VAE hash": record["vae_hash"][:10] if record.get("vae_hash") else None,
         "VAE": _last_part(record["vae"]) if record.get("vae") else None,
+        "Denoising strength": record.get("strength"),
         "Clip skip": record["clip_skip"] + 1 if record.get("clip_skip") else None,
         "Lora hashes": _loras(record.get("lora") or (), record.get("lora_hashes") or ()),
         "TI hashes": _embeddings(record.get("embedding") or (), record.get("embedding_hashes") or ()),
@@ -217,12 +242,17 @@ def read_text(path: str | Path) -> dict[str, str]:
 
     Memory is bounded for any file: pixels are skipped, and a text over MAX_TEXT is an InputError.
     """
+    return _read(path, lambda file: _texts(file, path))
+
+
+def _read(path: str | Path, read: Callable[[BinaryIO], T]) -> T:
+    """Call `read` on the open PNG `path`. Raises InputError, which names it, if it cannot be read."""
     try:
         # Opening a pipe would wait for its writer.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise InputError(f"{path} is not a file; give a PNG")
         with open(path, "rb") as file:
-            return _texts(file, path)
+            return read(file)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; give a PNG") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or raised by _texts
@@ -233,7 +263,7 @@ def read_text(path: str | Path) -> dict[str, str]:
 
 def _texts(file: BinaryIO, path: str | Path) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for kind, data in _text_chunks(file):
+    for kind, data in _chunks(file, _TEXT_CHUNKS, MAX_TEXT):
         keyword, _, rest = data.partition(b"\0")
         name = keyword.decode("latin-1")
         if name in ("parameters", "fastdiff") and name not in texts:
@@ -241,8 +271,11 @@ def _texts(file: BinaryIO, path: str | Path) -> dict[str, str]:
     return texts
 
 
-def _text_chunks(file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (type, data) of each text chunk up to IEND; skip the other chunks. ValueError if the format is broken."""
+def _chunks(file: BinaryIO, kinds: Sequence[bytes], most: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield (type, data) of each chunk of these types up to IEND; skip the others. ValueError if the format is broken.
+
+    most: bytes of such a chunk.
+    """
     size = os.fstat(file.fileno()).st_size
     if file.read(len(_SIGNATURE)) != _SIGNATURE:
         raise ValueError("it has no PNG signature")
@@ -257,11 +290,11 @@ def _text_chunks(file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
             raise ValueError("it is truncated")
         if kind == b"IEND":
             return
-        if kind not in _TEXT_CHUNKS:
+        if kind not in kinds:
             file.seek(length + 4, os.SEEK_CUR)
             continue
-        if length > MAX_TEXT:
-            raise ValueError(f"a text chunk of {length} bytes is over the limit of {MAX_TEXT}")
+        if length > most:
+            raise ValueError(f"a text chunk of {length} bytes is over the limit of {most}")
         data = file.read(length)
         if file.read(4) != struct.pack(">I", zlib.crc32(data, zlib.crc32(kind))):
             raise ValueError("a text chunk has a wrong checksum")

@@ -47,15 +47,17 @@ _DEPENDENTS: dict[str, dict[str, Any]] = {
         ("revision", "variant", "config", "vae", "prediction_type", "horizon", "height", "width"), None
     )
     | {"embedding": (), "lora": ()},
+    "init_image": {"height": None, "width": None},
     "scheduler": {"eta": None, "use_clipped_model_output": None},
     "label": {"prompt": (), "negative_prompt": None, "clip_skip": None, "embedding": (), "lora": ()}
-    | {"guidance_start": None, "guidance_stop": None},
+    | dict.fromkeys(("guidance_start", "guidance_stop", "init_image", "strength"), None),
     "prompt": {"label": ()},
 }
 PICTURE = "picture_"  # prefix of a picture's height and width in the settings of a grid or sheet
 AXES = "axes"  # a setting of X/Y sheets only
 MAX_EMBEDDINGS = 64
 FILE_SETTINGS = ("config", "vae", "prediction_type")  # settings of single files
+INPUT_SETTINGS = ("init_image", "strength")  # settings of what a picture starts from
 OPTION_FILES = ("embedding", "lora")  # files beside the model, each as FILE[:VALUE]
 PROMPT_SETTINGS = (
     "negative_prompt",
@@ -115,6 +117,7 @@ class Request(Schema):
         "guidance_stop": "guidance-stop",
         "num_images": "num-images",
         "prediction_type": "prediction-type",
+        "init_image": "init-image",
     }
 
     model: ModelName = defaults.MODEL
@@ -141,6 +144,9 @@ class Request(Schema):
     prompt: PromptList = ()
     negative_prompt: Prompt | None = None
     clip_skip: ClipSkip | None = None
+    init_image: FileName | None = None  # the picture that image to image starts from
+    init_image_inside: FileName | None = None  # the PNG that holds its bytes; None: it is a file
+    strength: Fraction | None = None
     seed: Seeds = defaults.SEED
     num_images: Pictures | None = None
 
@@ -182,7 +188,7 @@ class Request(Schema):
     @classmethod
     def from_record(cls, record: Mapping[str, Any], source: str) -> "Request":
         """Return the request of a PNG's settings. InputError, which names `source`, if they cannot be used."""
-        names = {setting.name for setting in fields(cls)} & record.keys() - {"num_images"}
+        names = {setting.name for setting in fields(cls)} & record.keys() - {"num_images", "init_image_inside"}
         size = _picture_size(record)
         try:
             return cls(**{name: _from_json(name, record[name]) for name in names - {"height", "width"}}, **size)
@@ -201,12 +207,12 @@ class Request(Schema):
 
     def as_record(self) -> dict[str, Any]:
         """Return the settings of a completed request that all pictures of a run share, as a PNG stores them."""
-        own = {"label", "prompt", "seed", "num_images", "height", "width"}
+        own = {"label", "prompt", "seed", "num_images", "height", "width", "init_image_inside"}
         own |= {"horizon"} if self.horizon is None else set()
         own |= {"precision"} if self.precision == defaults.PRECISION else set()
         own |= {name for name in FILE_SETTINGS if getattr(self, name) is None}
         own |= set() if self.prompt else set(PROMPT_SETTINGS)
-        own |= {name for name in ("guidance_start", "guidance_stop") if getattr(self, name) is None}
+        own |= {name for name in ("guidance_start", "guidance_stop", *INPUT_SETTINGS) if getattr(self, name) is None}
         files = {name: [*getattr(self, name)] for name in OPTION_FILES if getattr(self, name)}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {*own, *OPTION_FILES}} | files
 

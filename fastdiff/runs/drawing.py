@@ -115,6 +115,8 @@ class Records:
             "width": image.width,
             "height": image.height,
         }
+        if cell.start is not None:
+            own |= cell.start.as_record()
         if cell.prompt is not None:
             own |= {"prompt": cell.prompt} | {name: _results_of(digits) for name, digits in self._hashes.items()}
         return self._shared | own
@@ -144,12 +146,19 @@ def draw(run: Run, pipe: "Streams", records: Records | None = None, *, wait: boo
     records, start = records or Records(run, pipe), time.perf_counter()
     first, size = 0, run.batch_size
     while first < len(run.cells):
-        batch = run.cells[first : first + size]
+        batch = _alike(run.cells[first : first + size])
         options = _batch_options(run.request, batch)
         for step in pipe.stream(num_inference_steps=run.request.num_inference_steps, wait=wait, **options):
             progress = Progress(run, range(first, first + len(batch)), step, time.perf_counter() - start, ())
             yield replace(progress, finished=wait_for_pictures(progress, records)) if wait else progress
-        first, size = first + len(batch), step.at_once
+        first, size = first + len(batch), size if step.at_once == len(batch) else step.at_once
+
+
+def _alike(cells: Sequence[Cell]) -> Sequence[Cell]:
+    """Return the first cells that one call can draw: all from pictures of one strength, or all from noise alone."""
+    strengths = [None if cell.start is None else cell.start.strength for cell in cells]
+    count = next((i for i, strength in enumerate(strengths) if strength != strengths[0]), len(cells))
+    return cells[:count]
 
 
 def wait_for_pictures(progress: Progress, records: Records) -> list[Finished]:
@@ -173,7 +182,7 @@ def _results(step: "Step") -> list[tuple["Image", "np.ndarray | None"]]:
 
 def first_batch(run: Run) -> dict[str, Any]:
     """Return the `stream` options for the run's first batch, which `--explain` reports."""
-    return _batch_options(run.request, run.cells[: run.batch_size])
+    return _batch_options(run.request, _alike(run.cells[: run.batch_size]))
 
 
 def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
@@ -187,6 +196,12 @@ def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
         names.append("use_clipped_model_output")
     if request.label:
         options["class_labels"] = [cell.label for cell in batch]
+    starts = [cell.start for cell in batch if cell.start is not None]
+    if starts:
+        pictures = [start.picture for start in starts]
+        alone = all(each == pictures[0] for each in pictures)
+        options["image"] = pictures[0].open() if alone else [each.open() for each in pictures]
+        options["strength"] = starts[0].strength
     settings = {name: getattr(request, name) for name in names}
     return options | {name: value for name, value in settings.items() if value is not None}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastdiff.errors import InputError
 from fastdiff.execution import temporaries
 from fastdiff.requests import png
+from fastdiff.requests.completion import Cell
 from fastdiff.requests.defaults import DEVICE
 from fastdiff.requests.request import PICTURE
 from fastdiff.runs import files, resuming
@@ -39,6 +40,7 @@ class Output:
     columns: int = 1  # of the grid
     kept: Mapping[int, dict[str, Any]] = field(default_factory=dict)  # settings of pictures that exist, by place
     asked: Sequence[Path] = ()  # the pictures' names without numbers, if some have numbers
+    embeds: bool = False  # whether the PNGs hold the picture that the run starts from
 
     @classmethod
     def check(
@@ -50,6 +52,7 @@ class Output:
         overwrite: bool = False,
         resume: bool = False,
         grid: str | bool = False,
+        embeds: bool = False,
     ) -> "Output":
         """Choose and check the paths of a run. A trajectory has a .npy beside its PNG.
 
@@ -60,28 +63,31 @@ class Output:
             out: a folder, a PNG file or a pattern.
             device: where the run draws, which decides its dtype.
             grid: a file, or True for grid.png beside the first picture.
+            embeds: whether the PNGs hold the picture that the run starts from.
         """
         plans = run.card.config.of_trajectories
         if plans and (resume or grid):
             raise InputError(f"{'--resume' if resume else '--grid'}: {run.card.name} draws trajectories; leave it out")
+        if embeds:
+            _check_inputs(run)
         pattern = files.as_pattern(out, run.request.subject)
         asked = files.picture_paths(pattern, run.cells, cell_names(run.cells, run.card.info))
         files.check([*asked, *map(trajectory_path, asked if plans else ())])
         columns = columns_of(run)
         sheet = _grid_path(run, asked, columns, grid) if grid else None
         if overwrite or not any(map(_is_taken, filter(None, (*asked, sheet)))):
-            return cls(asked, overwrite, sheet, columns)
+            return cls(asked, overwrite, sheet, columns, embeds=embeds)
         run = resuming.with_number_format(run, device)
         if resume:
             kept = resuming.find_pictures(run, asked)
             has_grid = sheet is not None and resuming.has_grid(run, sheet, columns)
-            return cls(asked, False, None if has_grid else sheet, columns, kept)
+            return cls(asked, False, None if has_grid else sheet, columns, kept, embeds=embeds)
         since = resuming.last_change(run)
         paths, kept = _choose(run, asked, since)
         if sheet is not None:
             sheet = _choose_grid(run, sheet, paths, columns, since)
         files.check([path for path, first in zip(paths, asked, strict=True) if path != first])
-        return cls(paths, False, sheet, columns, kept, asked)
+        return cls(paths, False, sheet, columns, kept, asked, embeds)
 
     @property
     def missing(self) -> list[int]:
@@ -110,12 +116,14 @@ class Output:
         the other process wrote the same picture.
         """
 
+        inputs = self._inputs(finished.cell)
+
         def write(path: Path) -> None:
             beside = trajectory_path(path)
             if finished.trajectory is not None:
                 files.write(beside, _npy(finished.trajectory), self.overwrite)
             try:
-                files.write(path, png.encode(finished.image, finished.record), self.overwrite)
+                files.write(path, png.encode(finished.image, finished.record, inputs), self.overwrite)
             except FileExistsError:
                 if finished.trajectory is not None:
                     beside.unlink(missing_ok=True)
@@ -130,8 +138,12 @@ class Output:
         own = {**resuming.grid_settings(run), "width": sheet.width, "height": sheet.height}
         of_pictures = {f"{PICTURE}{side}": record[side] for side in ("width", "height")}
         settings = {**record, **of_pictures, **own}
-        data = png.encode(sheet, settings)
+        data = png.encode(sheet, settings, self._inputs(run.cells[0]))
         return self._write_new(path, path, lambda path: files.write(path, data, self.overwrite), settings)
+
+    def _inputs(self, cell: Cell) -> dict[str, bytes]:
+        """Return the files that the PNG of a picture holds, by setting."""
+        return {} if cell.start is None or not self.embeds else {"init-image": cell.start.picture.data()}
 
     def _write_new(self, first: Path, path: Path, write: Callable[[Path], None], record: Mapping[str, Any]) -> Path:
         """Call `write` with `path`, or with the next of the names from `first` on that is free. Return it."""
@@ -143,6 +155,14 @@ class Output:
                     continue
             return name
         raise AssertionError("names never end")
+
+
+def _check_inputs(run: Run) -> None:
+    """Raise InputError if the picture that a run starts from is missing, or too large for a place inside a PNG."""
+    start = run.cells[0].start
+    if start is None:
+        raise InputError("--embed-inputs: the run starts from no picture; give --init-image, or leave it out")
+    png.check_input(start.picture.name, len(start.picture.data()))
 
 
 def _is_taken(path: Path) -> bool:

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 _SHOWN = 3  # different settings in a message
 # Settings that a PNG leaves out if they have these values
-_UNSAID = {"precision": PRECISION, "embedding": [], "lora": []}
+_UNSAID: dict[str, Any] = {
+    "precision": PRECISION,
+    "embedding": [],
+    "lora": [],
+    "init_image_hash": None,
+    "strength": None,
+}
 _OF_MACHINES = ("device", "versions")  # settings that are not compared
 
 
@@ -123,12 +129,18 @@ def load_picture(path: Path, record: Mapping[str, Any]) -> "Image":
 
 def _grid_settings(run: Run, columns: int) -> dict[str, Any]:
     size = _size(run.size and sheet_size(len(run.cells), columns, run.size))
-    return run.request.as_record() | grid_settings(run) | size
+    return _shared_settings(run, run.cells[0]) | grid_settings(run) | size
 
 
 def _cell_settings(run: Run, cell: Cell) -> dict[str, Any]:
     own = {"seed": cell.seed, "label": cell.label_name} | ({"prompt": cell.prompt} if run.request.prompt else {})
-    return run.request.as_record() | _size(run.size) | own
+    return _shared_settings(run, cell) | _size(run.size) | own
+
+
+def _shared_settings(run: Run, cell: Cell) -> dict[str, Any]:
+    """Return the settings that do not say which picture of a run it is. The hash of a picture counts, not its name."""
+    shared = {name: value for name, value in run.request.as_record().items() if name != "init_image"}
+    return shared | ({} if cell.start is None else cell.start.as_identity())
 
 
 def _size(size: tuple[int, int] | None) -> dict[str, int]:

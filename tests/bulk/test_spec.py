@@ -1,11 +1,15 @@
 """Files of labels or prompts."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
+from fastdiff.bulk.fingerprint import differences
 from fastdiff.bulk.spec import Row, read_rows
+from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.errors import InputError
 from fastdiff.requests.defaults import BULK
 
@@ -48,7 +52,11 @@ def test_rows_of_prompts(tmp_path, make_plan, text_folder):
         ("a.json", "[", "cannot be read"),
         ("a.json", "[]", "has no rows"),
         ("a.json", "[1]", "row 1: 1 is not an object"),
-        ("a.json", '[{"labels": 1}]', "row 1: unknown labels; a row has label, prompt, seed, num_images"),
+        (
+            "a.json",
+            '[{"labels": 1}]',
+            "row 1: unknown labels; a row has label, prompt, seed, num_images, image, strength",
+        ),
         ("a.json", '[{"label": 1}, {"label": 1, "seed": -1}]', "row 2: seed: -1 is not"),
         ("a.json", '[{"label": 1, "prompt": "a"}]', "row 1: has both label and prompt; leave one out"),
         ("a.json", '[{"label": 1}, {}]', "some rows have no label or prompt"),
@@ -86,3 +94,83 @@ def test_too_many_pictures(tmp_path, make_plan, labelled, monkeypatch):
     (tmp_path / "a.csv").write_text("label,num_images\n" + "0,50\n" * 21)
     with pytest.raises(InputError, match="more than 1000 pictures"):
         make_plan(labelled, spec=str(tmp_path / "a.csv"), num_images=1)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """The folder of a spec, with pictures."""
+    for name, size in (("a", (20, 34)), ("b", (20, 34)), ("wide", (40, 20))):
+        Image.effect_noise(size, 9).save(tmp_path / f"{name}.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "prompt,image,strength\na cat,a.png,0.5\na fox,b.png,\n"),
+        ("a.jsonl", '{"prompt": "a cat", "image": "a.png", "strength": 0.5}\n{"prompt": "a fox", "image": "b.png"}\n'),
+    ],
+)
+def test_rows_start_from_pictures_beside_the_spec(pictures, make_plan, text_folder, name, text, monkeypatch):
+    monkeypatch.chdir("/")
+    (pictures / name).write_text(text)
+    plan = make_plan(text_folder("sd1"), spec=str(pictures / name), num_images=None)
+    starts = [cell.start for cell in plan.run.cells]
+    assert [start.strength for start in starts] == [0.5, 0.8]
+    assert [start.picture.sha256 for start in starts] == [file_hash(pictures / name) for name in ("a.png", "b.png")]
+    assert (plan.run.request.height, plan.run.request.width) == (34, 20)
+    assert plan.record["images"].startswith("2 of SHA-256 ")
+
+
+def test_a_plan_is_of_its_pictures_contents(pictures, make_plan, text_folder):
+    def record(text, **options):
+        (pictures / "a.csv").write_text(text)
+        return make_plan(text_folder("sd1"), spec=str(pictures / "a.csv"), num_images=None, **options).record
+
+    rows = "prompt,image\na cat,a.png\n"
+    before = record(rows)
+    shutil.copy(pictures / "a.png", pictures / "copy.png")
+    assert record(rows.replace("a.png", "copy.png")) == before
+    assert differences(record(rows, strength=0.5), before)[0].startswith("order SHA-256")
+    shutil.copy(pictures / "b.png", pictures / "a.png")
+    assert differences(record(rows), before)[0].startswith("images 1 of SHA-256")
+    shared = record(
+        "prompt,image,strength\na cat,,\na fox,b.png,0.5\n", init_image=str(pictures / "a.png"), strength=0.7
+    )
+    assert shared["strength"] == 0.7 and shared["images"].startswith("1 of")
+    assert "images" not in record("prompt\na cat\n")
+
+
+def test_rows_of_pictures_of_several_sizes_need_a_size(pictures, make_plan, text_folder):
+    (pictures / "a.csv").write_text("prompt,image\na cat,a.png\na fox,wide.png\n")
+
+    def plan(**options):
+        return make_plan(text_folder("sd1"), spec=str(pictures / "a.csv"), num_images=None, **options)
+
+    with pytest.raises(InputError, match=r"row 2: image .*wide.png' is 20 x 40, and the first picture is 34 x 20"):
+        plan(height=16)
+    assert plan(height=16, width=24).run.size == (24, 16)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('"image": "none.png"', "row 1: image .*none.png' does not exist; give a picture"),
+        ('"image": "cut.png"', "row 1: image .*cut.png': its data cannot be read"),
+        ('"strength": 0.5', "row 1: strength 0.5: it says how much of a picture to change"),
+        ('"image": "a.png", "strength": 1.5', "row 1: strength: 1.5 is not a number from 0 to 1"),
+        ('"image": "a.png", "strength": 0.1', "row 1: strength 0.1: it leaves none of 2 steps"),
+        ('"image": 7', "row 1: image: 7 is not a path"),
+    ],
+)
+def test_pictures_that_cannot_be_drawn_from_are_named(pictures, make_plan, text_folder, row, message):
+    (pictures / "cut.png").write_bytes((pictures / "a.png").read_bytes()[:200])
+    (pictures / "a.jsonl").write_text('{"prompt": "a cat", ' + row + "}")
+    with pytest.raises(InputError, match=message):
+        make_plan(text_folder("sd1"), spec=str(pictures / "a.jsonl"))
+
+
+def test_a_model_of_labels_takes_no_pictures(pictures, make_plan, labelled):
+    (pictures / "a.jsonl").write_text('{"label": 1, "image": "a.png"}')
+    with pytest.raises(InputError, match=r"row 1: image: .* has no text encoder; leave it out"):
+        make_plan(labelled, spec=str(pictures / "a.jsonl"))

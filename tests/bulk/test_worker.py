@@ -37,6 +37,26 @@ def drawn(pipes):
     return of
 
 
+def test_rows_start_from_their_own_pictures(make_plan, worker, drawn, text_folder, tmp_path):
+    for name in ("a", "b"):
+        Image.effect_noise((16, 24), 90).save(tmp_path / f"{name}.png")
+    rows = "prompt,image,strength\na cat,a.png,0.5\na cat,b.png,0.5\na cat,a.png,1\na cat,b.png,1\n"
+    (tmp_path / "a.csv").write_text(rows)
+
+    def plan(batch_size):
+        return make_plan(text_folder("sd1"), spec=str(tmp_path / "a.csv"), num_images=None, batch_size=batch_size)
+
+    pictures = drawn(plan(1))
+    assert len({each.tobytes() for each in pictures}) == 4
+    for batch_size in (1, 4):
+        worker(plan(batch_size), out := tmp_path / f"{batch_size}").work()
+        for path, expected in zip(sorted(out.rglob("*.png")), pictures, strict=True):
+            assert np.array_equal(np.asarray(Image.open(path)), expected)
+    records = [png.read_settings(path) for path in sorted(out.rglob("*.png"))]
+    assert [each["strength"] for each in records] == [0.5, 0.5, 1, 1]
+    assert [each["init_image"] for each in records] == [str(tmp_path / f"{name}.png") for name in "abab"]
+
+
 def test_the_pictures_are_those_of_sample_in_batches_of_any_size(make_plan, worker, drawn, tmp_path):
     pictures = drawn(make_plan())
     for batch_size in (1, 4, 50):

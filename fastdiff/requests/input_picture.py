@@ -1,0 +1,129 @@
+"""The pictures that a run starts from: files of the user, read within bounds. Imports no torch, and PIL when needed."""
+
+import functools
+import hashlib
+import io
+import os
+import stat
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastdiff.arguments import shown
+from fastdiff.errors import InputError
+from fastdiff.kinds import MAX_SIDE
+from fastdiff.requests.png import read_input
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_BYTES = 2**28  # of a file
+_UNSAFE = ("EPS",)  # PIL runs another program, Ghostscript, to read it
+_ORIENTATION, _TURNED = 0x0112, range(5, 9)  # EXIF's tag, and its values for pictures that lie on their side
+
+
+@dataclass(frozen=True)
+class InputPicture:
+    """A picture in a file of the user, or inside a PNG of fastdiff."""
+
+    name: str  # the path, as the user gave it
+    sha256: str  # of the file's bytes
+    size: tuple[int, int]  # (height, width), upright
+    setting: str = "init-image"  # for messages: the flag, or the column of a spec
+    inside: str | None = None  # the PNG that has the file's bytes
+
+    @classmethod
+    def read(
+        cls, name: str, setting: str = "init-image", *, inside: str | None = None, pixels: bool = True
+    ) -> "InputPicture":
+        """Read a picture; `pixels`: also decode it. Raises InputError, which names the file, if it is no picture."""
+        data = _read(name, setting, inside)
+        picture = _decoded(data, f"{setting} {shown(name)}", pixels=pixels)
+        height, width = picture.height, picture.width
+        if picture.getexif().get(_ORIENTATION) in _TURNED:
+            height, width = width, height
+        return cls(name, hashlib.sha256(data).hexdigest(), (height, width), setting, inside)
+
+    def data(self) -> bytes:
+        """Return the bytes of the file. Raises InputError if they have changed since `read`."""
+        data = _read(self.name, self.setting, self.inside)
+        if hashlib.sha256(data).hexdigest() != self.sha256:
+            raise InputError(f"{self.setting} {shown(self.name)} has changed since the run began; start again")
+        return data
+
+    def open(self) -> "Image":
+        """Return the picture as PIL reads it, of any mode. Raises as `data`."""
+        return _opened(self)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a picture's run starts from: image to image."""
+
+    picture: InputPicture
+    strength: float
+
+    def as_record(self) -> dict[str, Any]:
+        """Return its settings in a PNG."""
+        return {"init_image": self.picture.name, **self.as_identity()}
+
+    def as_identity(self) -> dict[str, Any]:
+        """Return the settings in a PNG that the drawn picture depends on."""
+        return {"init_image_hash": self.picture.sha256, "strength": self.strength}
+
+
+@functools.lru_cache(maxsize=2)  # all batches of a run may start from one picture
+def _opened(picture: InputPicture) -> "Image":
+    return _decoded(picture.data(), f"{picture.setting} {shown(picture.name)}")
+
+
+def _read(name: str, setting: str, inside: str | None) -> bytes:
+    if inside is not None:
+        data = read_input(inside, setting)
+        if data is None:
+            raise InputError(f"{inside} does not hold its picture any more; give the file with --{setting}")
+        return data
+    try:
+        found = os.stat(name)
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
+            raise InputError(f"{setting} {shown(name)} is not a file; give a picture")
+        if found.st_size > MAX_BYTES:
+            raise InputError(f"{setting} {shown(name)} has more than {MAX_BYTES >> 20} MiB; give a smaller picture")
+        return Path(name).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{setting} {shown(name)} does not exist; give a picture") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{setting} {shown(name)} cannot be read ({error}); give a picture") from None
+
+
+def _decoded(data: bytes, name: str, *, pixels: bool = True) -> "Image":
+    """Return the first picture in a file's bytes. Raises InputError, which begins with `name`, if PIL cannot read it.
+
+    pixels: whether to decode them now.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    Image.init()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of files that are odd but readable
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data), formats=[each for each in Image.ID if each not in _UNSAFE])
+            if max(image.size) > MAX_SIDE:
+                raise InputError(f"{name} is {image.height} x {image.width}, and each side must be at most {MAX_SIDE}")
+            if pixels:
+                image.load()
+            image.getexif()
+    except InputError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise InputError(f"{name} has more than {Image.MAX_IMAGE_PIXELS} pixels; make it smaller") from None
+    except UnidentifiedImageError:
+        raise InputError(f"{name} is not a picture that PIL reads; give a PNG, JPEG or WebP") from None
+    except Exception as error:  # PIL's decoders raise anything on broken data
+        told = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{name}: its data cannot be read ({told}); save it again") from None
+    return image
