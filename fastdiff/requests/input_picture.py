@@ -59,7 +59,7 @@ class InputPicture:
 
 @dataclass(frozen=True)
 class Start:
-    """What a picture's run starts from: image to image."""
+    """A picture to start from, and how much of it changes: image to image."""
 
     picture: InputPicture
     strength: float
