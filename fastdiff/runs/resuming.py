@@ -25,13 +25,8 @@ if TYPE_CHECKING:
 
 _SHOWN = 3  # different settings in a message
 # Settings that a PNG leaves out if they have these values
-_UNSAID: dict[str, Any] = {
-    "precision": PRECISION,
-    "embedding": [],
-    "lora": [],
-    "init_image_hash": None,
-    "strength": None,
-}
+_UNSAID: dict[str, Any] = {"precision": PRECISION, "embedding": [], "lora": []}
+_UNSAID |= {"init_image_hash": None, "strength": None}
 _OF_MACHINES = ("device", "versions")  # settings that are not compared
 
 
