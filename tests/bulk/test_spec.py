@@ -147,7 +147,7 @@ def test_rows_of_pictures_of_several_sizes_need_a_size(pictures, make_plan, text
     def plan(**options):
         return make_plan(text_folder("sd1"), spec=str(pictures / "a.csv"), num_images=None, **options)
 
-    with pytest.raises(InputError, match=r"row 2: image .*wide.png' is 20 x 40, and the first picture is 34 x 20"):
+    with pytest.raises(InputError, match=r"row 2: image .* is 20 x 40, and the first picture is 34 x 20"):
         plan(height=16)
     assert plan(height=16, width=24).run.size == (24, 16)
 
@@ -155,8 +155,8 @@ def test_rows_of_pictures_of_several_sizes_need_a_size(pictures, make_plan, text
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('"image": "none.png"', "row 1: image .*none.png' does not exist; give a picture"),
-        ('"image": "cut.png"', "row 1: image .*cut.png': its data cannot be read"),
+        ('"image": "none.png"', "row 1: image .* does not exist; give a picture"),
+        ('"image": "cut.png"', "row 1: image .*: its data cannot be read"),
         ('"strength": 0.5', "row 1: strength 0.5: it says how much of a picture to change"),
         ('"image": "a.png", "strength": 1.5', "row 1: strength: 1.5 is not a number from 0 to 1"),
         ('"image": "a.png", "strength": 0.1', "row 1: strength 0.1: it leaves none of 2 steps"),
