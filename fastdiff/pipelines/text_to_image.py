@@ -28,6 +28,8 @@ from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback
 from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
 from fastdiff.pipelines.encoding import TextEncoders
 from fastdiff.pipelines.guiding import Guiding, make_groups
+from fastdiff.pipelines.encoding_prompts import EncodingPrompts
+from fastdiff.pipelines.hires import UpscaleOptions, go_on_larger
 from fastdiff.pipelines.image_processor import ImageProcessor
 from fastdiff.pipelines.image_to_image import Encoding, ImageOptions, ImageStart, read_image_to_image
 from fastdiff.pipelines.inpainting import InpaintStart, MaskOptions, read_inpainting
@@ -56,7 +58,7 @@ REFUSED = {  # arguments of other pipelines and of diffusers, and why they are r
 TEXT_PARTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 
 
-class TextToImagePipeline(TextualInversion, LastCall):
+class TextToImagePipeline(TextualInversion, EncodingPrompts):
     """Text-to-image pictures, as diffusers' StableDiffusionPipeline and StableDiffusionXLPipeline draw them.
 
     A prompt and a seed give the same bits whatever the batch size, and wherever in the batch they are. A `generator`
@@ -64,6 +66,7 @@ class TextToImagePipeline(TextualInversion, LastCall):
     """
 
     reads_text: ClassVar[bool] = True
+    refused = REFUSED
     text_encoder_name, unet_name = TEXT_ENCODER.name, UNET_CONDITION.name
     interrupt = False  # a run is interrupted by leaving the loop over `stream`
     cross_attention_kwargs: Any = None  # of the last call
@@ -232,7 +235,8 @@ class TextToImagePipeline(TextualInversion, LastCall):
                 (`"original"`, or `"no-norm"`, which lets weights change the mean of the embeddings); and for SDXL
                 `original_size`, `crops_coords_top_left`, `target_size` and their `negative_` forms (see
                 `SizeOptions`), `denoising_end`, with `image` also `denoising_start` (see `refining`), and for its
-                refiner `aesthetic_score` and `negative_aesthetic_score`.
+                refiner `aesthetic_score` and `negative_aesthetic_score`. `upscale`,
+                `upscale_strength` and `upscale_mode` enlarge the picture and go on (see `hires`).
                 `guidance_scale` defaults to the model's own, else to 7.5, or 5 for SDXL; a scale of 1 or less is
                 unguided. A U-Net with `time_cond_proj_dim` (LCM) takes the scale as an input instead. `output_type` may
                 also be `"latent"`, which returns the U-Net's result, (N, C, h, w) float32.
@@ -242,6 +246,8 @@ class TextToImagePipeline(TextualInversion, LastCall):
         """
         asked, prompts, sizes, part = self._read({"prompt": prompt, "negative_prompt": negative_prompt} | options)
         of_sdxl = self.encoders.of_sdxl
+        upscaling = options_of(UpscaleOptions, options)
+        first = upscaling.first_part(asked, part, mask_image)
         of_mask = MaskOptions(mask_image, masked_image_latents, padding_mask_crop, mask_blur)
         start = self._start(ImageOptions(image, strength, part.begins(len(self.scheduler))), of_mask, asked)
         tensor_names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, of_sdxl=of_sdxl)
@@ -250,10 +256,10 @@ class TextToImagePipeline(TextualInversion, LastCall):
         lora_scale = scale_of(cross_attention_kwargs)
         subjects = Subjects("prompt", range(prompts.count), "num_images_per_prompt", num_images_per_prompt)
         if start is None:
-            drawing = self._begin(asked, subjects, ends=part.ended)
+            drawing = self._begin(first, subjects, ends=part.ended)
         else:
-            asked = replace(asked, height=start.size[0], width=start.size[1])
-            drawing = self._begin(asked, subjects, start, part.ended, image=start.count(asked, subjects))
+            first = replace(first, height=start.size[0], width=start.size[1])
+            drawing = self._begin(first, subjects, start, part.ended, image=start.count(first, subjects))
         self._last = self._last_run._replace(guidance_rescale=rescale, clip_skip=options.get("clip_skip"))
         self._lora_scale, self.cross_attention_kwargs = lora_scale, cross_attention_kwargs
         self.denoising_start, self.denoising_end = part.denoising_start, part.denoising_end
@@ -261,7 +267,7 @@ class TextToImagePipeline(TextualInversion, LastCall):
         with naming_lost_device(), self._encoding(lora_scale):
             make_ids = sizes.time_ids if start is None else sizes.time_ids_of_picture
             make_ids = sizes.time_ids_of_refiner if self.encoders.of_refiner else make_ids
-            time_ids = make_ids(*self._told_size(asked, drawing.shape)) if of_sdxl else None
+            time_ids = make_ids(*self._told_size(first, drawing.shape)) if of_sdxl else None
             guiding = Guiding(scale, rescale, interval)
             given = prompts, drawing.subjects, guiding, time_ids, self.denoiser, self.device
             groups = make_groups(*given, len(drawing.schedule))
@@ -274,42 +280,13 @@ class TextToImagePipeline(TextualInversion, LastCall):
         steps = denoise_groups(drawing, self.denoiser, groups, after_step)
         run = self._run(drawing, self._scaled_steps(steps, lora_scale))
         crop = start.crop if isinstance(start, InpaintStart) else None
-        return run if crop is None else crop.put_back(run)
-
-    def encode_prompt(self, *args: Any, **options: Any) -> tuple[Tensor | None, ...]:
-        """Encode prompts, as `encode_prompt` of diffusers' StableDiffusionPipeline or StableDiffusionXLPipeline.
-
-        Args:
-            args: the arguments by position, in the order of diffusers' class; see `signatures.ENCODE_PROMPT`.
-            options: `prompt`, `negative_prompt`, `prompt_embeds`, `negative_prompt_embeds`, `clip_skip`,
-                `prompt_syntax` and `emphasis`, for SDXL also `prompt_2`, `negative_prompt_2` and the pooled embeddings,
-                as in a call. `device` defaults to the pipeline's, `num_images_per_prompt` (rows for each prompt) to 1,
-                and `do_classifier_free_guidance` (whether to encode the negative prompts) to True. `lora_scale`
-                multiplies the weights of all active adapters.
-
-        Returns:
-            (prompt_embeds, negative_prompt_embeds), each (N, L, C); for SDXL also (pooled_prompt_embeds,
-            negative_pooled_prompt_embeds), each (N, C). The negative ones are None without guidance.
-
-        Raises InputError for an argument that is wrong, and NonFiniteError as `stream`.
-        """
-        options = by_name(ENCODE_PROMPT[self._usual_class()], args, options, "encode_prompt")
-        known = names_of(PromptOptions) | {
-            "device",
-            "num_images_per_prompt",
-            "do_classifier_free_guidance",
-            "lora_scale",
-        }
-        options = accepted(options, known, REFUSED, "text encoders")
-        device = options.get("device")
-        device = self.device if device is None else resolve_device(device)
-        count = checked("num_images_per_prompt", options.get("num_images_per_prompt", 1), Pictures | None) or 1
-        guided = checked("do_classifier_free_guidance", options.get("do_classifier_free_guidance", True), bool)
-        scale = checked("lora_scale", options.get("lora_scale"), float | None)
-        told, zeros = options_of(PromptOptions, options), self.zeros_for_no_prompt
-        prompts = Prompts(told, self.encoders, self.denoiser.config, zeros_for_none=zeros)
-        with naming_lost_device(), self._encoding(1.0 if scale is None else scale):
-            return prompts.stacked(count, device, negative=guided)
+        if upscaling.upscale is None:
+            return run if crop is None else crop.put_back(run)
+        again: dict[str, Any] = {"guidance_start": guidance_start, "guidance_stop": guidance_stop}
+        again |= {"prompt": prompt, "negative_prompt": negative_prompt, "num_images_per_prompt": num_images_per_prompt}
+        again |= {"callback_on_step_end": callback_on_step_end, "callback_on_step_end_tensor_inputs": tensor_names}
+        again |= {"guidance_rescale": rescale, "cross_attention_kwargs": cross_attention_kwargs} | options
+        return go_on_larger(self, run, upscaling, drawing.sampling, again)
 
     @property
     def image_processor(self) -> ImageProcessor:
@@ -323,7 +300,7 @@ class TextToImagePipeline(TextualInversion, LastCall):
 
     def _read(self, options: Mapping[str, Any]) -> tuple[DrawingOptions, Prompts, SizeOptions, PartOptions]:
         """Return the arguments of a call, sorted by purpose. Raises InputError for one that the model does not take."""
-        known = names_of(DrawingOptions, PromptOptions, SizeOptions, PartOptions)
+        known = names_of(DrawingOptions, PromptOptions, SizeOptions, PartOptions, UpscaleOptions)
         known -= {"use_clipped_model_output", "horizon"}
         options = accepted(options, known, REFUSED, "text-to-image pipelines")
         sizes, part = options_of(SizeOptions, options), options_of(PartOptions, options)
