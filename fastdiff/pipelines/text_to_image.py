@@ -17,8 +17,8 @@ from fastdiff.diffusion.decoding import OutputType, check_finite, with_mean_and_
 from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
-from fastdiff.execution.devices import naming_lost_device, resolve_device
-from fastdiff.kinds import Fraction, Pictures
+from fastdiff.execution.devices import naming_lost_device
+from fastdiff.kinds import Fraction
 from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
 from fastdiff.models.coding import Autoencoder
 from fastdiff.models.model import Model
@@ -27,19 +27,17 @@ from fastdiff.pipelines.adapting import scale_of
 from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback
 from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
 from fastdiff.pipelines.encoding import TextEncoders
-from fastdiff.pipelines.guiding import Guiding, make_groups
 from fastdiff.pipelines.encoding_prompts import EncodingPrompts
+from fastdiff.pipelines.guiding import Guiding, make_groups
 from fastdiff.pipelines.hires import UpscaleOptions, go_on_larger
 from fastdiff.pipelines.image_processor import ImageProcessor
 from fastdiff.pipelines.image_to_image import Encoding, ImageOptions, ImageStart, read_image_to_image
 from fastdiff.pipelines.inpainting import InpaintStart, MaskOptions, read_inpainting
 from fastdiff.pipelines.inversion import TextualInversion
-from fastdiff.pipelines.last_call import LastCall
 from fastdiff.pipelines.parts import VAE_KINDS
 from fastdiff.pipelines.prompted import check_groups, denoise_groups
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
 from fastdiff.pipelines.refining import PartOptions
-from fastdiff.pipelines.signatures import ENCODE_PROMPT, by_name
 from fastdiff.pipelines.sizes import SizeOptions
 from fastdiff.requests.defaults import LIBRARY
 from fastdiff.samplers.shared.scheduler import Scheduler
