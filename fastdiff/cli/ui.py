@@ -37,13 +37,15 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("ui needs gradio, which is not installed; pip install 'fastdiff[ui]'") from None
     from fastdiff.runs.notices import find_device_notices
     from fastdiff.ui.engine import Engine
+    from fastdiff.ui.option_files.offered import OptionFiles
     from fastdiff.ui.parts.request import Limits
     from fastdiff.ui.server import serving
 
     minutes = args.max_minutes or (MINUTES_OF_OTHERS if is_open else None)
     styles = None if args.styles is None else Styles.read(args.styles)
     models_dir = models_folder(args.models_dir)
-    engine = Engine(models_dir, args.allow_hub, args.device, minutes, args.preview_vae, styles)
+    files = OptionFiles(args.lora_dir, args.embedding_dir)
+    engine = Engine(models_dir, args.allow_hub, args.device, minutes, args.preview_vae, styles, files)
     for line in _not_offered(engine.catalogue.left_out(), models_dir):
         print(printable(f"fastdiff: {line}"), file=sys.stderr)
     for line in find_device_notices(engine.device):
@@ -123,6 +125,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     help = f"also offer the model folders and single files inside DIR (default: ${VARIABLE})"
     add("--models-dir", type=Path, metavar="DIR", help=help)
+    add("--lora-dir", type=Path, metavar="DIR", help="offer the LoRAs inside DIR that fit the chosen model")
+    add(
+        "--embedding-dir",
+        type=Path,
+        metavar="DIR",
+        help="let prompts use the embeddings inside DIR",
+    )
     add(
         "--outputs",
         type=Path,

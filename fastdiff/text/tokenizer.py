@@ -187,6 +187,14 @@ class CLIPTokenizer:
         _check_text(text)
         return self._words.tokenizer.encode(text, add_special_tokens=False).ids
 
+    def embeddings_in(self, prompt: str) -> list[str]:
+        """Return the tokens of the embeddings in the part of a prompt that the text encoder reads."""
+        ids, first, found = {*self(self.expand(prompt)).ids}, self.size, []
+        for token, vectors in self.embeddings.items():
+            found += [token] if ids & {*range(first, first + vectors)} else []
+            first += vectors
+        return found
+
     def _sequences(self, built: "Tokenizer", names: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
         """Yield the id of each token that others continue, cat, cat_1 and so on, and all these tokens."""
         added = {token.content for token in self._files.added if not token.special} | {*names}

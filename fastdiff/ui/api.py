@@ -46,6 +46,7 @@ def add_api(page: gr.Blocks, engine: Engine, limits: Limits, store: Store) -> No
         negative_prompt: str | None = None,
         clip_skip: int | None = None,
         precision: str | None = None,
+        lora: list[str] | None = None,
         request: gr.Request | None = None,
     ) -> list[dict[str, Any]]:
         """Draw PNG files with their settings embedded. Picture i uses seed + i; the model supplies missing settings.
@@ -72,6 +73,7 @@ def add_api(page: gr.Blocks, engine: Engine, limits: Limits, store: Store) -> No
             negative_prompt,
             clip_skip,
             precision,
+            lora,
         )
         files, progress = [], gr.Progress()
         try:
@@ -124,6 +126,7 @@ def _parameters(catalogue: Catalogue) -> dict[str, tuple[str, Any]]:
         "negative_prompt": ("What to avoid, if the model reads text", "none"),
         "clip_skip": ("How many of the text encoder's last layers to skip", defaults.CLIP_SKIP),
         "precision": ("The model's weights", defaults.PRECISION),
+        "lora": ("LoRAs that /models lists for the model", "none"),
     }
 
 
@@ -170,6 +173,8 @@ def _description(catalogue: Catalogue, card: ModelCard) -> dict[str, Any]:
         "labels": [card.label_name(label) for label in card.labels],
         "label_groups": {group: list(labels) for group, labels in card.info.label_groups.items()},
         "reads_text": card.reads_text,
+        "loras": [*catalogue.option_files.loras(card)],
+        "embeddings": [*catalogue.option_files.embeddings(card)],
         "steps": sampling.num_inference_steps,
         "scheduler": sampling.scheduler,
         "guidance_scale": card.info.guidance_scale,

@@ -15,7 +15,7 @@ from gradio.components import Component
 from PIL import Image
 
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.ui.drawing import Drawn, Session, draw, prepare, with_model_here
+from fastdiff.ui.drawing import Drawn, Session, draw, prepare, with_files_here
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.gallery import required
 from fastdiff.ui.parts.form import Form
@@ -165,12 +165,12 @@ class CompareTab:
             chosen = required(chosen)
             record = form_settings(chosen.record, chosen.path.name, self.form.limits)
             notice = numerics_notice(chosen.path)
-            record, other = with_model_here(record, chosen.path.name, self.engine.catalogue)
+            record, other = with_files_here(record, chosen.path.name, self.engine.catalogue)
             updates = self.form.show(self.engine.catalogue.card(record["model"]), record)
         except PROBLEMS as error:
             return {self.status: problem(error)}
         done = f"A and B have the settings of seed {record['seed']}. Change one and press Compare."
-        return updates | {self.status: note(" ".join([done, *(f"{line}." for line in (notice, other) if line)]))}
+        return updates | {self.status: note(" ".join([done, *(f"{line}." for line in (notice, *other) if line)]))}
 
 
 def _exists(drawn: Drawn) -> bool:

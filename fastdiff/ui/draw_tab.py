@@ -15,7 +15,7 @@ from fastdiff.requests.request import AXES, FILE_SETTINGS, INPUT_SETTINGS
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.model_files import find_of_tool
 from fastdiff.runs.notices import find_notices
-from fastdiff.ui.drawing import Drawn, Session, draw, files_of, prepare, with_model_here
+from fastdiff.ui.drawing import Drawn, Session, draw, files_of, prepare, with_files_here
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.gallery import GRID, Panel, SaveRun, Stage, captioned, required
 from fastdiff.ui.parts.examples import build_examples, example_of, fit_examples
@@ -40,7 +40,7 @@ from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 KIND = "Draw"  # of jobs
 # settings that the form cannot show: it has no field for most, and an empty negative prompt means none
 UNSHOWN = (
-    *("revision", "variant", *FILE_SETTINGS, "embedding", "lora", *INPUT_SETTINGS),
+    *("revision", "variant", *FILE_SETTINGS, *INPUT_SETTINGS),
     *("use_clipped_model_output", "guidance_start", "guidance_stop", "negative_prompt"),
 )
 
@@ -137,7 +137,8 @@ class DrawTab:
             yield from draw_sheet(sheet, self.engine, folder) if sheet else draw(runs[0], self.engine, folder)
 
         title = title_of("X/Y sheet" if sheet else subject_of(asked), sum(len(run.cells) for run in runs))
-        return title, View(run=None if sheet else runs[0], notices=notices), steps()
+        named = replace(runs[0], request=self.engine.catalogue.option_files.with_names(runs[0].request))
+        return title, View(run=None if sheet else named, notices=notices), steps()
 
     def follow(self, session: Session, request: gr.Request, view: str) -> Updates:
         """Return the updates that show the newest run of the user, also if another tab has started it."""
@@ -253,7 +254,7 @@ class DrawTab:
     def _fill(self, record: Mapping[str, Any], name: str, notice: str | None = None) -> Updates:
         """Fill the form with the settings `record` of the picture `name`. The status line ends with `notice`."""
         try:
-            record, other = with_model_here(record, name, self.engine.catalogue)
+            record, other = with_files_here(record, name, self.engine.catalogue)
             asked = UncheckedRequest.from_record(record)
             run = self.prepare(asked)
             if AXES in record:
@@ -268,7 +269,7 @@ class DrawTab:
         first = f"the first of {record['grid_of']} pictures in " if "grid_of" in record else ""
         done = f"Loaded the settings of {first}{name}{', and its axes' if AXES in record else ''}"
         done += f"; not restored: {' and '.join(others)}" if others else ""
-        done += "".join(f"; {line}" for line in (notice, other) if line)
+        done += "".join(f"; {line}" for line in (notice, *other) if line)
         return updates | {self.examples: fit_examples(run.card), self.status: note(done)}
 
 

@@ -25,6 +25,7 @@ from fastdiff.runs.sheet import MAX_SHEET_PIXELS, ContactSheet
 from fastdiff.runs.writing import write_beside
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.history.search import Search
+from fastdiff.ui.option_files.offered import OptionFiles
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.serving.owners import shelf_of
@@ -77,8 +78,12 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
     card = engine.catalogue.card(first if unchecked.model is None else unchecked.model)
     if card.reads_text and unchecked.prompt is None:
         raise InputError(f"prompt: {card.name} needs a prompt; it may be empty")
+    if unchecked.lora and unchecked.precision not in (None, defaults.PRECISION):
+        raise InputError("lora: it cannot change weights in 8 bits; set Weights to Full, or choose no LoRA")
     request = Request(
         model=card.name,
+        lora=engine.catalogue.option_files.chosen_loras(unchecked.lora or (), card),
+        embedding=engine.catalogue.embeddings_in(card, unchecked.prompt, unchecked.negative_prompt),
         label=() if unchecked.label is None else (unchecked.label,),
         prompt=() if unchecked.prompt is None else (unchecked.prompt,),
         negative_prompt=unchecked.negative_prompt,
@@ -109,6 +114,13 @@ def with_model_here(record: Mapping[str, Any], source: str, catalogue: Catalogue
     return {**record, "model": name}, notice
 
 
+def with_files_here(record: Mapping[str, Any], source: str, catalogue: Catalogue) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings as `with_model_here`, with the LoRAs that are here, and lines about the others."""
+    settings, line = with_model_here(record, source, catalogue)
+    settings, lines = catalogue.option_files.here(settings, source, catalogue.card(settings["model"]))
+    return settings, [*filter(None, [line]), *lines]
+
+
 def files_of(cards: Sequence[ModelCard]) -> dict[str, Path]:
     """Return the models that are single files, by their names."""
     return {card.name: card.file for card in cards if card.file}
@@ -122,12 +134,13 @@ def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tu
 
     Raises InputError, NonFiniteError, OSError if the disk cannot be written, MemoryError, DeviceLostError.
     """
+    engine.catalogue.option_files.check(run.request)
     drawing.begin_hashes(run)  # beside the loading
-    pipe = engine.pipeline(run.card, run.request.scheduler, run.request.precision)
+    pipe = engine.pipeline_of(run)
     pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)
     output = Output([folder / f"{start}{path}" for path in files.picture_paths(pattern, run.cells, names)])
-    steps = engine.budget.watch(drawing.draw(run, pipe))
+    steps = _with_names(engine.budget.watch(drawing.draw(run, pipe)), engine.catalogue.option_files)
     told = -INTERVAL
     for progress, drawn in write_beside(
         steps, lambda finished: Drawn(output.write(finished), finished.record), wait=pipe.device.type == "cpu"
@@ -135,6 +148,13 @@ def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tu
         if drawn or progress.finished or progress.seconds >= told + INTERVAL:
             told = progress.seconds
             yield progress, drawn
+
+
+def _with_names(steps: Iterator[Progress], files: OptionFiles) -> Iterator[Progress]:
+    """Yield the steps. The settings of finished pictures have LoRAs and embeddings by name, without the folder."""
+    for step in steps:
+        finished = [replace(each, record=files.record_with_names(each.record)) for each in step.finished]
+        yield replace(step, finished=finished)
 
 
 def write_grid(run: Run, pictures: Sequence[Drawn]) -> Path:

@@ -3,26 +3,37 @@
 import contextlib
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from fastdiff.arguments import naming
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_hash import state_of
-from fastdiff.errors import DeviceLostError
+from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
 from fastdiff.execution.devices import resolve_device
 from fastdiff.kinds import Precision
 from fastdiff.models.autoencoder_tiny import AutoencoderTiny
+from fastdiff.models.model import Model
 from fastdiff.pipelines import Pipeline
+from fastdiff.pipelines.adapting import Adapting
 from fastdiff.pipelines.folders import scheduler_of
 from fastdiff.requests.defaults import DEVICE, PAGE, PAGE_ON_CPU, PRECISION
+from fastdiff.requests.file_option import FileOption, weight_of
+from fastdiff.requests.request import Request
 from fastdiff.requests.styles import Styles
+from fastdiff.runs.drawing import Run
 from fastdiff.ui.budget import Budget
+from fastdiff.ui.option_files.offered import OptionFiles
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.messages import PROBLEMS
 from fastdiff.ui.queueing.queue import Queue
 
 MAX_LOADED = 2  # models that stay in memory: a comparison uses two
+KEPT = 4  # LoRAs that stay in memory although the last run did not use them
+_State = tuple[tuple[object, ...], ...]
 
 
 class Engine:
@@ -36,8 +47,9 @@ class Engine:
         max_minutes: float | None = None,
         preview_vae: str | None = None,
         styles: Styles | None = None,
+        files: OptionFiles | None = None,
     ) -> None:
-        """folder, allow_hub, styles: passed to Catalogue. max_minutes: the limit of one request; None for no limit.
+        """folder, allow_hub, styles, files: passed to Catalogue. max_minutes: the limit of one request; None: no limit.
         preview_vae: the folder of an AutoencoderTiny, which decodes the previews of models with such latents.
 
         Raises InputError for a device that does not exist, and for a `preview_vae` that cannot be loaded.
@@ -48,7 +60,9 @@ class Engine:
             dtype = Load.of(device=self.device).dtype
             with naming("--preview-vae"):
                 self.preview_vae = AutoencoderTiny.from_pretrained(preview_vae, device=self.device, dtype=dtype)
-        self.catalogue = Catalogue(folder, allow_hub, PAGE_ON_CPU if self.device.type == "cpu" else PAGE, styles)
+        own = PAGE_ON_CPU if self.device.type == "cpu" else PAGE
+        self.catalogue = Catalogue(folder, allow_hub, own, styles, files)
+        self._applier = Applier(self.catalogue.option_files)
         self.budget = Budget(max_minutes)
         self.queue = Queue(PROBLEMS)
         self._loaded: OrderedDict[tuple[object, Precision], Pipeline] = OrderedDict()
@@ -58,6 +72,15 @@ class Engine:
         """Return a pipeline with its own `scheduler` around the model that all requests share."""
         shared = self._load(card, precision)
         return shared.with_scheduler(scheduler_of(card, scheduler))
+
+    def pipeline_of(self, run: Run) -> Pipeline:
+        """Return the pipeline of a run, whose model has the LoRAs and embeddings of the run until the next call.
+
+        Raises as `Pipeline.from_card`, and as `Applier.apply`.
+        """
+        pipe = self.pipeline(run.card, run.request.scheduler, run.request.precision)
+        self._applier.apply(pipe, run.request)
+        return pipe
 
     def warm_up(self, name: str) -> None:
         """Load a model and draw one step, so the first request finds the model ready."""
@@ -86,3 +109,65 @@ class Engine:
         if vae is not None and pipe.vae is not None and pipe.vae.config.latent_channels == vae.config.latent_channels:
             pipe.preview_vae = vae
         return pipe
+
+
+class Applier:
+    """The LoRAs and embeddings that the last run has put into each model. The next run takes them out.
+
+    The bits are the command's, which makes the same LoRAs part of the weights: both compute a weight and its changes in
+    float32 and round once. Only one run draws at a time, so the model needs no copy.
+    """
+
+    def __init__(self, files: OptionFiles) -> None:
+        self._files = files
+        self._embeddings: WeakKeyDictionary[Model, _State] = WeakKeyDictionary()  # by the denoiser
+
+    def apply(self, pipe: Any, request: Request) -> None:
+        """Give a pipeline the LoRAs and embeddings of a request alone.
+
+        Raises InputError for a file that does not fit, and NonFiniteError for NaN. The model then has none.
+        """
+        try:
+            self._use_embeddings(pipe, [FileOption.parse(text) for text in request.embedding])
+            if isinstance(pipe, Adapting):
+                _use_loras(pipe, [FileOption.parse(text) for text in request.lora])
+        except (InputError, NonFiniteError) as error:
+            raise type(error)(self._files.without_paths(str(error), request)) from None
+
+    def _use_embeddings(self, pipe: Any, options: Sequence[FileOption]) -> None:
+        wanted = tuple((_state(option), option.value) for option in options)
+        if self._embeddings.get(pipe.denoiser, ()) == wanted:
+            return
+        pipe.unload_textual_inversion()
+        self._embeddings[pipe.denoiser] = ()
+        if options:
+            pipe.load_textual_inversion(
+                [option.path for option in options], token=[str(option.value) for option in options]
+            )
+        self._embeddings[pipe.denoiser] = wanted
+
+
+def _use_loras(pipe: Adapting, options: Sequence[FileOption]) -> None:
+    """Make these the active LoRAs. Those that are loaded already are not read again."""
+    weights = {str(_state(option)): weight_of(option) for option in options}
+    try:
+        for name, option in zip(weights, options, strict=True):
+            if name not in _loaded(pipe):
+                pipe.load_lora_weights(option.path, adapter_name=name)
+        pipe.set_adapters([*weights], [*weights.values()])
+    except Exception:
+        pipe.set_adapters([], [])
+        raise
+    unused = [name for name in _loaded(pipe) if name not in weights]  # the first was loaded longest ago
+    pipe.delete_adapters(unused[: max(0, len(unused) - KEPT)])
+
+
+def _loaded(pipe: Pipeline) -> list[str]:
+    """Return the names of the LoRAs in memory, which say which file of which state each is."""
+    listed = pipe.get_list_adapters() if isinstance(pipe, Adapting) else {}
+    return [*dict.fromkeys(name for names in listed.values() for name in names)]
+
+
+def _state(option: FileOption) -> tuple[object, ...]:
+    """Return what identifies a file until it changes. Raises OSError if it is gone."""
+    return state_of(Path(option.path))

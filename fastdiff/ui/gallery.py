@@ -27,6 +27,8 @@ _SHOWN = {
     "prompt": "Prompt",
     "negative_prompt": "Negative prompt",
     "model": "Model",
+    "lora": "LoRAs",
+    "embedding": "Embeddings",
     "num_inference_steps": "Steps",
     "scheduler": "Scheduler",
     "eta": "Eta",
@@ -49,6 +51,7 @@ _VARIED = {  # settings that can differ between pictures, and how a caption show
     "clip_skip": "clip skip {}",
     "precision": "weights {}",
     "negative_prompt": "not {}",
+    "lora": "LoRA {}",
     "width": "{} wide",
     "height": "{} high",
 }
@@ -119,7 +122,7 @@ def _caption(record: Mapping[str, Any], varied: Sequence[str], of_many_runs: boo
     if _is_of_many(record):
         return textwrap.shorten(f"grid of seeds {_listed(record['seed'])}", 2 * MAX_SUBJECT, placeholder="…")
     name = "" if subject is None else textwrap.shorten(str(subject), MAX_SUBJECT, placeholder="…")
-    values = [_VARIED[key].format(record[key]) for key in varied if record.get(key) is not None]
+    values = [_VARIED[key].format(_listed(record[key])) for key in varied if record.get(key) is not None]
     values = ["1 step" if value == "1 steps" else value for value in values]
     differing = [f"seed {record['seed']}", *values]
     return ", ".join(filter(None, [name, *differing] if of_many_runs else [*differing, name]))

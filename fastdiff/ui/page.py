@@ -100,7 +100,7 @@ def _keep_form(page: gr.Blocks, draw: DrawTab) -> None:
         try:
             data = dict.fromkeys(form.components) | dict(zip(fields, values or (), strict=True))
             styles = form.boxes.known_styles(form.catalogue, data)
-            asked = form.request(data | {form.boxes.styles: []})
+            asked = form.known_loras(form.request(data | {form.boxes.styles: []}))
             card = draw.prepare(asked).card  # raises if it cannot be drawn
             own = {form.batch_size: asked.batch_size} | form.axes.fit(card, data)
             updates = form.show_request(card, asked) | own

@@ -23,6 +23,7 @@ SUB_ROOMS = (
     "kernels.device",
     "models.blocks",
     "ui.history",
+    "ui.option_files",
     "ui.parts",
     "ui.queueing",
     "ui.serving",
@@ -36,7 +37,7 @@ FLOORS = (
     ("runs", "pipelines", "acceleration"),
     ("models",),
     ("diffusion",),  # the models do not import it
-    ("samplers", "models.blocks", "ui.history", "ui.parts", "ui.queueing", "ui.serving"),
+    ("samplers", "models.blocks", "ui.history", "ui.option_files", "ui.parts", "ui.queueing", "ui.serving"),
     ("requests", "text", "adapters"),
     ("checkpoints",),
     ("execution",),

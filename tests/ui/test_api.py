@@ -94,6 +94,8 @@ def test_models(client):
         "size": [16, 16],
         "labels": [],
         "reads_text": False,
+        "loras": [],
+        "embeddings": [],
         "label_groups": {},
         "steps": 50,
         "scheduler": "ddpm",
@@ -187,8 +189,8 @@ def test_values_that_may_be_null_can_be_left_out_at_the_end(http, count):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        pytest.param([], "generate: 0 values are not enough; give 15, with null for each default: model", id="none"),
-        pytest.param(["emoji64"], "generate: 1 values are not enough; give 15", id="one"),
+        pytest.param([], "generate: 0 values are not enough; give 16, with null for each default: model", id="none"),
+        pytest.param(["emoji64"], "generate: 1 values are not enough; give 16", id="one"),
         pytest.param([*DEFAULTS[:5], "ddim", HUGE, *[None] * 8], "eta: 1000000", id="eta"),
         pytest.param([*DEFAULTS[:7], HUGE, *DEFAULTS[8:]], "guidance_scale: 1000000", id="guidance"),
         pytest.param([*DEFAULTS[:3], None, *DEFAULTS[4:]], "num_images is empty; give a whole number", id="no number"),
@@ -216,7 +218,7 @@ def test_refusals_are_one_line(http, data, message):
         pytest.param("POST", "call/nope", {"data": []}, "no such function; the API has /generate", id="function"),
         pytest.param("POST", "call/v2/nope", {}, "no such function; the API", id="function by names"),
         pytest.param("POST", "call/v2/generate", {"nope": 1}, "invalid call: Parameter `nope`", id="name"),
-        pytest.param("POST", "queue/join", {"data": [], "fn_index": 99, "session_hash": "x"}, "no such", id="index"),
+        pytest.param("POST", "queue/join", {"data": [], "fn_index": 999, "session_hash": "x"}, "no such", id="index"),
         pytest.param("POST", "run/generate", {"data": DEFAULTS}, "Please join the queue", id="past the queue"),
     ],
 )

@@ -4,7 +4,8 @@ LDM is the code of Stable Diffusion's authors (CompVis and Stability AI), whose 
 """
 
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from fastdiff.checkpoints.registry import TEXT_ENCODER, TEXT_ENCODER_2, UNET_CONDITION, VAE
 
@@ -47,6 +48,7 @@ MARKS = (
 # The width of the text that a U-Net reads, and of a text encoder, tells the base model.
 BY_CONTEXT = {768: SD1, 1024: SD2, 2048: SDXL}
 REFINER_CONTEXT = 1280
+_READS_TEXT = re.compile(r"to_[kv](?:\b|_lora).*(?:[._]down|\.lora_down|\.lora_A(?:\.\w+)?)\.weight$")  # of a LoRA
 ENCODERS = {768: "CLIP ViT-L", 1024: "OpenCLIP ViT-H", 1280: "OpenCLIP ViT-bigG"}
 BY_ENCODER = {768: SD1, 1024: SD2, 1280: SDXL}
 WIDTH_OF_ENCODER_2 = 1280
@@ -60,6 +62,7 @@ CHANNELS = {  # of a U-Net's input, for other tasks than text to image
 LATENTS = 4  # channels; VAEs of other model families have more
 
 EMBEDDING = "a textual inversion"
+ADAPTERS = "a LyCORIS (LoHa, LoKr or OFT)", "a LoRA"
 CHANGES = "changes a model and is none itself"
 AS_LORA = f"{CHANGES} (--lora takes it)"
 OTHER = "fastdiff does not run it yet"
@@ -77,8 +80,8 @@ class Refused(NamedTuple):
 
 # The first entry with a key in the file counts.
 REFUSED = (
-    Refused("a LyCORIS (LoHa, LoKr or OFT)", r"\.(?:hada_w[12]|lokr_w[12]|oft_(?:blocks|diag))", AS_LORA),
-    Refused("a LoRA", r"(?:^|[._])lora_(?:up|down|A|B|te\d?|unet)[._]|[._]lora\.", AS_LORA),
+    Refused(ADAPTERS[0], r"\.(?:hada_w[12]|lokr_w[12]|oft_(?:blocks|diag))", AS_LORA),
+    Refused(ADAPTERS[1], r"(?:^|[._])lora_(?:up|down|A|B|te\d?|unet)[._]|[._]lora\.", AS_LORA),
     Refused(EMBEDDING, r"^(?:emb_params|string_to_param|clip_[lg])$", CHANGES),
     Refused("a ControlNet", r"^control_model\.|input_hint_block\.|controlnet_", CHANGES, alone=False),
     Refused("an IP-Adapter", r"^ip_adapter\.|^image_proj\.", CHANGES),
@@ -130,3 +133,14 @@ STARTS = {  # the first bytes of files that people mistake for a model, and what
     b"<h": "a web page, which the download saved instead of the model",
     b"version https://git-lfs": "a pointer of Git LFS, and the model itself is missing",
 }
+
+
+def text_width_of(tensors: Mapping[str, Any]) -> int | None:
+    """Return the width of the text that the model of a LoRA reads, by the shapes of its tensors.
+
+    None if it changes no layer that reads text.
+    """
+    for key, tensor in tensors.items():
+        if "attn2" in key and _READS_TEXT.search(key) and tensor.shape:
+            return tensor.shape[1] if len(tensor.shape) > 1 else 0
+    return None

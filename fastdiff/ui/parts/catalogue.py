@@ -1,19 +1,23 @@
 """The models that the page offers: where they are, which may be read, and their default settings."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_hash import state_of
 from fastdiff.checkpoints.single_files.cards import file_card
+from fastdiff.checkpoints.single_files.embeddings import Embedding
 from fastdiff.checkpoints.single_files.listing import find_models
 from fastdiff.checkpoints.single_files.reading import is_single_file
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.requests.defaults import PAGE, Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
+from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.styles import Styles
 from fastdiff.text.tokenizer import CLIPTokenizer
+from fastdiff.ui.option_files.offered import OptionFiles
 
 
 class Catalogue:
@@ -28,12 +32,16 @@ class Catalogue:
         allow_hub: bool = False,
         defaults: Defaults = PAGE,
         styles: Styles | None = None,
+        files: OptionFiles | None = None,
     ) -> None:
-        """defaults: settings that a request leaves open. styles: styles on offer for prompts."""
+        """defaults: settings that a request leaves open. styles: styles on offer for prompts. files: the LoRAs and
+        embeddings on offer.
+        """
         self.folder = None if folder is None else folder.resolve()
         self.allow_hub = allow_hub
         self.defaults = defaults
         self.styles = styles or Styles()
+        self.option_files = files or OptionFiles()
         self._tokenizers: dict[Path, tuple[CLIPTokenizer, ...]] = {}
         self._files = _FileCards()
         self._lock = threading.Lock()
@@ -66,13 +74,33 @@ class Catalogue:
         return self._read(name, place)
 
     def tokenizers(self, card: ModelCard) -> tuple[CLIPTokenizer, ...]:
-        """Return the tokenizers of a model that reads text. They are cached. Raises InputError for invalid files."""
+        """Return the tokenizers of a model that reads text, which know the embeddings on offer. They are cached.
+
+        Raises InputError for invalid files.
+        """
+        embeddings = self.option_files.embeddings(card)
         with self._lock:
             if card.folder not in self._tokenizers:
                 self._tokenizers[card.folder] = tuple(
                     CLIPTokenizer(card.folder / part.name) for part in card.tokenizers
                 )
-            return self._tokenizers[card.folder]
+            tokenizers = self._tokenizers[card.folder]
+            for i, tokenizer in enumerate(tokenizers):
+                _teach(tokenizer, {name: each for name, (_, each) in embeddings.items() if i in each.tensors})
+            return tokenizers
+
+    def embeddings_in(self, card: ModelCard, *texts: str | None) -> tuple[str, ...]:
+        """Return the embeddings whose tokens are in the prompts of a request, each as PATH:TOKEN."""
+        offered = self.option_files.embeddings(card)
+        if not offered:
+            return ()
+        used = {
+            token
+            for tokenizer in self.tokenizers(card)
+            for text in filter(None, texts)
+            for token in tokenizer.embeddings_in(text)
+        }
+        return tuple(str(FileOption(str(path), name)) for name, (path, _) in offered.items() if name in used)
 
     def default_sampling(self, card: ModelCard, scheduler: str | None = None) -> Sampling:
         """Return the default options of `card` with `scheduler`, or with the model's own scheduler."""
@@ -101,6 +129,17 @@ class Catalogue:
 
     def _read(self, name: str, place: Path) -> ModelCard:
         return self._files.read(name, place) if is_single_file(place) else _read_card(name, place, ModelCard.read)
+
+
+def _teach(tokenizer: CLIPTokenizer, embeddings: Mapping[str, Embedding]) -> None:
+    """Let a tokenizer know the tokens of embeddings. A token that it cannot know stays text."""
+    known: dict[str, int] = {}
+    for token, embedding in embeddings.items():
+        with contextlib.suppress(InputError):
+            tokenizer.check_token(token, embedding.vectors, known)
+            known[token] = embedding.vectors
+    if known != tokenizer.embeddings:
+        tokenizer.use(tokenizer.with_embeddings(known))
 
 
 class _FileCards:

@@ -8,11 +8,12 @@ import gradio as gr
 from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.request import AXES
 from fastdiff.ui.parts.axes import Axes
 from fastdiff.ui.parts.axis_fields import AxisFields
 from fastdiff.ui.parts.catalogue import Catalogue
-from fastdiff.ui.parts.controls import SamplingControls, SeedField, SizeControls, are_alike, model_picker
+from fastdiff.ui.parts.controls import LoraControls, SamplingControls, SeedField, SizeControls, are_alike, model_picker
 from fastdiff.ui.parts.request import RANDOM, Limits, UncheckedRequest
 from fastdiff.ui.parts.running import Updates
 from fastdiff.ui.parts.subject import LabelPickers, PromptBoxes
@@ -28,6 +29,7 @@ class ModelControls:
     fitted: gr.State  # the name of the model that the controls currently fit
     sampling: SamplingControls
     size: SizeControls
+    loras: LoraControls
 
     @classmethod
     def build(cls, name: str, catalogue: Catalogue, card: ModelCard, limits: Limits, steps: int) -> "ModelControls":
@@ -37,16 +39,18 @@ class ModelControls:
             model = model_picker(catalogue, card)
             sampling = SamplingControls.build(catalogue, card, limits, {"num_inference_steps": steps}, gr.Dropdown)
             size = SizeControls.build(card, limits, gr.Dropdown)
-            return cls(catalogue, limits, model, gr.State(card.name), sampling, size)
+            loras = LoraControls.build(catalogue, card)
+            return cls(catalogue, limits, model, gr.State(card.name), sampling, size, loras)
 
     @property
     def components(self) -> list[Component]:
-        return [self.model, self.fitted, *self.sampling.components, *self.size.components]
+        groups = (self.sampling, self.size, self.loras)
+        return [self.model, self.fitted, *(component for group in groups for component in group.components)]
 
     def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
         """Return the UncheckedRequest fields of these controls."""
         size = {"width": data[self.size.width], "height": data[self.size.height]}
-        return {"model": card.name, **self.sampling.chosen(data, card), **size}
+        return {"model": card.name, **self.sampling.chosen(data, card), **size, **self.loras.chosen(data, card)}
 
     def fit(self, cards: tuple[ModelCard, ModelCard], data: Mapping[Component, Any]) -> Updates:
         """Fit the controls to `cards[1]`; they fit `cards[0]` now."""
@@ -54,6 +58,7 @@ class ModelControls:
             self.fitted: cards[1].name,
             **self.sampling.fit(self.catalogue, cards, self.limits, data),
             **self.size.updates(SizeControls.properties(cards[1], self.limits)),
+            **self.loras.fit(self.catalogue, cards[1], data),
         }
 
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
@@ -63,6 +68,7 @@ class ModelControls:
             self.fitted: card.name,
             **self.sampling.updates(SamplingControls.properties(self.catalogue, card, self.limits, record)),
             **self.size.updates(SizeControls.properties(card, self.limits, record)),
+            **self.loras.show(self.catalogue, card, record.get("lora") or ()),
         }
 
 
@@ -109,6 +115,8 @@ class Form:
         pickers = [side.model for side in self.sides]
         self.labels.follow(self.catalogue, pickers[0])
         self.boxes.follow(self.catalogue, pickers)
+        for side in self.sides:
+            side.loras.follow(self.catalogue, side.model)
 
     def request(self, data: Mapping[Component, Any], side: int = 0) -> UncheckedRequest:
         """Return the request of one side. Raises InputError for an unknown model."""
@@ -158,6 +166,7 @@ class DrawForm(Form):
         model = model_picker(catalogue, card)
         labels = LabelPickers.build(card)
         boxes = PromptBoxes.build(catalogue, card)
+        loras = LoraControls.build(catalogue, card)
         own = catalogue.defaults
         num_images = gr.Slider(
             1, limits.pictures, value=own.pictures, step=1, label="Pictures", info="How many; seeds count up"
@@ -176,7 +185,7 @@ class DrawForm(Form):
                 info="Pictures computed together; smaller batches need less memory",
             )
         axes = AxisFields.build(card)
-        side = ModelControls(catalogue, limits, model, gr.State(card.name), sampling, size)
+        side = ModelControls(catalogue, limits, model, gr.State(card.name), sampling, size, loras)
         return cls(catalogue, limits, labels, boxes, seeds, [side], num_images, batch_size, axes)
 
     @property
@@ -187,7 +196,7 @@ class DrawForm(Form):
     def components(self) -> list[Component]:
         """The fields, in the order in which the browser stores their values."""
         (side,) = self.sides
-        groups = (self.labels, self.boxes, side.sampling, side.size, self.axes)
+        groups = (self.labels, self.boxes, side.loras, side.sampling, side.size, self.axes)
         single = [side.model, side.fitted, self.num_images, self.seed, self.batch_size]
         return single + [component for group in groups for component in group.components]
 
@@ -208,6 +217,12 @@ class DrawForm(Form):
             self.num_images: record.get("num_images", 1),
             **self.axes.show(card, record.get(AXES, Axes())),
         }
+
+    def known_loras(self, request: UncheckedRequest) -> UncheckedRequest:
+        """Return a request without the LoRAs that are not on offer any more."""
+        offered = self.catalogue.option_files.loras(self.catalogue.card(request.model))
+        kept = [text for text in request.lora or () if FileOption.parse(text).path in offered]
+        return replace(request, lora=kept or None)
 
     def show_request(self, card: ModelCard, request: UncheckedRequest) -> Updates:
         """Fit the form to `card`, and fill in a valid request. A label that is not on offer becomes the first one."""

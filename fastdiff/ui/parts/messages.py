@@ -23,6 +23,7 @@ _FIELDS = {  # API names, and their fields on the page
     "negative_prompt": "Negative prompt",
     "clip_skip": "Clip skip",
     "precision": "Weights",
+    "lora": "LoRAs",
 }
 _OTHER_WORDS = {  # words of the command line and of Python, and their replacements on the page and in the API
     "try --dtype float32, or check": "check",

@@ -11,8 +11,12 @@ from fastdiff.requests import defaults
 from fastdiff.requests.completion import random_seed
 from fastdiff.requests.request import Request
 from fastdiff.schema import Wanted, checked, option_kind, wanted, whole
+from fastdiff.ui.option_files.offered import MAX_LORAS
 
 Name = Annotated[str, Len(0, 200), Wanted("a name of up to 200 characters")]
+Loras = Annotated[
+    tuple[Name, ...], Len(0, MAX_LORAS), Wanted(f"a list of up to {MAX_LORAS} names, each NAME or NAME:WEIGHT")
+]
 RANDOM = -1  # the seed of the form when it opens, as in A1111; None and an empty field mean the same
 _SeedOrRandom = Annotated[
     Seed | Literal[-1] | None, Wanted(f"a whole number from 0 to {MAX_SEED}, or {RANDOM} for a random seed")
@@ -38,6 +42,7 @@ class UncheckedRequest:
     negative_prompt: Any = None
     clip_skip: Any = None
     precision: Any = None
+    lora: Any = None  # each NAME or NAME:WEIGHT
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "UncheckedRequest":
@@ -93,4 +98,5 @@ class Limits:
             "batch_size": batch_size,
             "prompt": Prompt | None,
             "negative_prompt": Prompt | None,
+            "lora": Loras | None,
         }

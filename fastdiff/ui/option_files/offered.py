@@ -1,0 +1,208 @@
+"""The LoRAs and embeddings that the page offers: files of two folders, by their names there. Only headers are read.
+
+A user gives names alone. A name that is not in the list opens no file.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from fastdiff.arguments import shown
+from fastdiff.checkpoints.json_files import read_json
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.model_hash import begin_known, known_hash, state_of
+from fastdiff.checkpoints.single_files import kinds
+from fastdiff.checkpoints.single_files.embeddings import Embedding, if_embedding
+from fastdiff.checkpoints.single_files.listing import find_models, last_part
+from fastdiff.checkpoints.single_files.reading import has_model_suffix, read_single_file
+from fastdiff.errors import InputError
+from fastdiff.requests.file_option import FileOption, weight_of
+from fastdiff.requests.request import OPTION_FILES, Request
+
+LORA, EMBEDDING = "lora", "embedding"  # settings
+MAX_LORAS = 8  # of a picture
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LoraHeader:
+    """The header of a LoRA."""
+
+    text_width: int | None  # of the text that its model reads; None: it cannot be told
+
+
+class _Folder(Generic[T]):
+    """The files of one kind in a folder. A header is read again only when its file changes."""
+
+    def __init__(self, folder: Path | None, setting: str, read: Callable[[Path], T | None]) -> None:
+        """read: returns what a header says, or None for a file of another kind."""
+        if folder is not None and not folder.is_dir():
+            raise InputError(f"--{setting}-dir: {folder} is not a folder; give the folder of your files")
+        self.folder = folder
+        self._read_header = read
+        self._read: dict[tuple[object, ...], T | None] = {}
+
+    def files(self) -> dict[str, tuple[Path, T]]:
+        """Return the path and the header of each file of this kind, by its name."""
+        found = {}
+        for path in () if self.folder is None else find_models(self.folder):
+            header = self._header(path) if has_model_suffix(path.name) and path.is_file() else None
+            if header is not None:
+                found[path.relative_to(self.folder or path).as_posix()] = path, header
+        return {name: each for name, each in found.items() if FileOption.parse(name).value is None}
+
+    def _header(self, path: Path) -> T | None:
+        try:
+            str(path).encode()
+            key = state_of(path)
+            if key not in self._read:
+                self._read[key] = self._read_header(path)
+            return self._read[key]
+        except (OSError, UnicodeEncodeError):  # it is gone, or its name cannot be shown
+            return None
+
+
+class OptionFiles:
+    """The LoRAs below one folder, and the embeddings below another one."""
+
+    def __init__(self, lora_dir: Path | None = None, embedding_dir: Path | None = None) -> None:
+        """Raises InputError for what is not a folder."""
+        self._loras = _Folder(lora_dir, LORA, _lora_header)
+        self._embeddings = _Folder(embedding_dir, EMBEDDING, if_embedding)
+
+    def loras(self, card: ModelCard) -> dict[str, Path]:
+        """Return the LoRAs that fit a model, by name. A LoRA of text encoders alone fits every model with prompts."""
+        width = getattr(card.config, "text_width", None)
+        if not card.reads_text or width is None:
+            return {}
+        files = self._loras.files()
+        return {name: path for name, (path, header) in files.items() if header.text_width in (None, width)}
+
+    def chosen_loras(self, asked: Sequence[str], card: ModelCard) -> tuple[str, ...]:
+        """Return LoRAs given as NAME or NAME:WEIGHT as PATH:WEIGHT.
+
+        Raises InputError for a name that is not on offer for the model, for a name given twice, and for a weight that
+        is no number.
+        """
+        offered, found = self.loras(card) if asked else {}, {}
+        for option in map(FileOption.parse, asked):
+            if option.path not in offered:
+                some = f"one of {', '.join([*offered][:MAX_LORAS])}" if offered else "none: the server offers none"
+                raise InputError(f"lora: {shown(option.path)} is not on offer for {card.name}; choose {some}")
+            if option.path in found:
+                raise InputError(f"lora: {option.path} is given twice; give it once, with the sum of the weights")
+            found[option.path] = f"{offered[option.path]}:{weight_of(option):g}"
+        return tuple(found.values())
+
+    def embeddings(self, card: ModelCard) -> dict[str, tuple[Path, Embedding]]:
+        """Return the embeddings that fit a model, by their tokens. Of several with one token, the first counts."""
+        found: dict[str, tuple[Path, Embedding]] = {}
+        if not card.tokenizers:
+            return found
+        for path, embedding in self._embeddings.files().values():
+            if embedding.token is not None and _fits(embedding, card):
+                found.setdefault(embedding.token, (path, embedding))
+        return found
+
+    def with_names(self, request: Request) -> Request:
+        """Return a request of the page with its LoRAs and embeddings by their names, as its PNG stores them."""
+        lora, embedding = (tuple(map(self._named, each)) for each in (request.lora, request.embedding))
+        return replace(request, lora=lora, embedding=embedding)
+
+    def record_with_names(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a picture, with its LoRAs and embeddings by name."""
+        return {**record, **{key: [*map(self._named, record[key])] for key in OPTION_FILES if key in record}}
+
+    def _named(self, text: str) -> str:
+        option = FileOption.parse(text)
+        for folder in (self._loras.folder, self._embeddings.folder):
+            if folder is not None and Path(option.path).is_relative_to(folder):
+                return str(option._replace(path=Path(option.path).relative_to(folder).as_posix()))
+        return text
+
+    def check(self, request: Request) -> None:
+        """Raise InputError if a file of a request is gone."""
+        for path in _paths(request):
+            if not path.is_file():
+                raise InputError(f"{self._named(str(path))} is gone; reload the page, and choose another file")
+
+    def without_paths(self, text: str, request: Request) -> str:
+        """Return an error's text with the files of a request by name: users need not know the server's folders."""
+        for path in _paths(request):
+            text = text.replace(str(path), self._named(str(path)))
+        return text
+
+    def here(self, record: Mapping[str, Any], source: str, card: ModelCard) -> tuple[dict[str, Any], list[str]]:
+        """Return the settings of the PNG `source` with the LoRAs that are here, and lines about the others.
+
+        A LoRA is found by its name, else by its hash, else by the last part of its name. As for models, no large file
+        is read: only hashes that are known count, and the others are computed in a thread. Embeddings follow from the
+        prompt; those that are missing are named.
+        """
+        found, lines = [], []
+        offered, digits = self.loras(card), record.get("lora_hashes") or ()
+        for i, text in enumerate(record.get(LORA) or ()):
+            option = FileOption.parse(text)
+            name, line = _find(option.path, digits[i] if i < len(digits) else None, offered, source)
+            found += [] if name is None else [f"{name}:{weight_of(option):g}"]
+            lines += [] if line is None else [line]
+        tokens = self.embeddings(card) if record.get(EMBEDDING) else {}
+        for option in map(FileOption.parse, record.get(EMBEDDING) or ()):
+            if option.value not in tokens:
+                lines.append(
+                    f"not restored: the embedding {last_part(option.path)} ({option.value}), which is not here"
+                )
+        return {**record, LORA: found}, lines
+
+
+def _paths(request: Request) -> list[Path]:
+    """Return the LoRAs and embeddings of a request."""
+    return [Path(FileOption.parse(text).path) for text in (*request.lora, *request.embedding)]
+
+
+def _lora_header(path: Path) -> LoraHeader | None:
+    try:
+        file = read_single_file(path)
+    except InputError:
+        return None
+    return LoraHeader(kinds.text_width_of(file.header.tensors)) if file.kind in kinds.ADAPTERS else None
+
+
+def _fits(embedding: Embedding, card: ModelCard) -> bool:
+    """Return whether the text encoders of a model have the width of an embedding."""
+    widths = [_width(card, part.name.replace("tokenizer", "text_encoder")) for part in card.tokenizers]
+    if embedding.is_of_sdxl:
+        return all(i < len(widths) and widths[i] == each.width for i, each in embedding.tensors.items())
+    return embedding.tensors[0].width == widths[0]
+
+
+def _width(card: ModelCard, part: str) -> Any:
+    try:
+        return read_json(card.folder / part / "config.json").get("hidden_size")
+    except InputError:
+        return None
+
+
+def _find(name: str, digits: str | None, offered: Mapping[str, Path], source: str) -> tuple[str | None, str | None]:
+    """Return the name of a recorded LoRA here, or None, and a line if it is missing or another file."""
+    hashes = {each: _known(path) for each, path in offered.items()}
+    same = [each for each, own in hashes.items() if own is not None and own == digits]
+    named = [each for each in offered if last_part(each) == last_part(name)]
+    found = name if name in offered else next(iter(same + named), None)
+    if found is None:
+        unknown = [offered[each] for each, own in hashes.items() if own is None] if digits else []
+        begin_known(unknown)
+        later = f"; fastdiff now computes {len(unknown)} hashes, so load the picture again later" if unknown else ""
+        return None, f"not restored: the LoRA {last_part(name)}, which is not here by name or hash{later}"
+    own = hashes[found]
+    if own and digits and own != digits:
+        return found, f"{found} is not the file that drew {source}: its hash is {own[:10]}, not {digits[:10]}"
+    return found, None
+
+
+def _known(path: Path) -> str | None:
+    try:
+        return known_hash(path)
+    except OSError:  # it is gone
+        return None

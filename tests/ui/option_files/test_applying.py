@@ -1,0 +1,140 @@
+"""LoRAs and embeddings in the shared model: the command's bits, nothing loaded again, nothing of another run."""
+
+import shutil
+
+import pytest
+
+from fastdiff import cli
+from fastdiff.errors import InputError, NonFiniteWeightsError
+from fastdiff.pipelines import Pipeline
+from fastdiff.pipelines.adapting import Adapting
+from fastdiff.requests import png
+from fastdiff.ui.drawing import draw, prepare, with_files_here
+from fastdiff.ui.engine import KEPT, Engine, _loaded
+from fastdiff.ui.option_files.offered import OptionFiles
+from fastdiff.ui.parts.axes import Axes, Axis
+from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.sheet import draw_sheet, prepare_sheet
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LIMITS = Limits(pictures=4, steps=50, side=128)
+BOTH = ["style.safetensors:0.8", "deep/detail.safetensors:-0.5"]
+PROMPT = "a blurb cat"
+
+
+@pytest.fixture
+def picture(equipped, tmp_path):
+    """Return a function that draws one picture and returns its file."""
+    count = iter(range(100))
+
+    def draw_one(engine=equipped, **asked):
+        options = {"model": "./text/sd1", "prompt": "a cat", "seed": 5, "steps": 1} | asked
+        folder = tmp_path / f"{next(count)}"
+        (drawn,) = [
+            each
+            for _, some in draw(prepare(UncheckedRequest(**options), engine, LIMITS), engine, folder)
+            for each in some
+        ]
+        return drawn.path
+
+    return draw_one
+
+
+def commands(models_dir, folders, tmp_path, monkeypatch, *flags: str):
+    """Return the file that the command draws, in a folder with the LoRAs, the embeddings and the model."""
+    here = tmp_path / "here"
+    for folder in folders:
+        shutil.copytree(folder, here, dirs_exist_ok=True)
+    (here / "text").symlink_to(models_dir / "text")
+    monkeypatch.chdir(here)
+    monkeypatch.delenv("FASTDIFF_MODELS", raising=False)
+    command = ["sample", "-m", "./text/sd1", "-s", "5", "--steps", "1", "--num-images", "1", "--device", "cpu", *flags]
+    assert cli.main([*command, "-o", str(tmp_path / "command.png")]) == 0
+    return tmp_path / "command.png"
+
+
+def test_the_file_is_the_commands_byte_for_byte(picture, models_dir, folders, tmp_path, monkeypatch):
+    plain = picture().read_bytes()
+    mine = picture(prompt=PROMPT, negative_prompt="<dog>", lora=BOTH)
+    flags = ["--lora", BOTH[0], "--lora", BOTH[1], "--embedding", "blurb.safetensors", "--embedding", "dog.safetensors"]
+    theirs = commands(
+        models_dir, folders, tmp_path, monkeypatch, "--prompt", PROMPT, "--negative-prompt", "<dog>", *flags
+    )
+    assert mine.read_bytes() == theirs.read_bytes()
+    text = png.read_text(mine)["parameters"]
+    assert text.startswith("a blurb cat <lora:style:0.8> <lora:detail:-0.5>\n")
+    assert 'Lora hashes: "style: ' in text and 'TI hashes: "blurb: ' in text
+    assert picture().read_bytes() == plain, "the next run has neither"
+
+
+def test_a_weight_or_another_lora_loads_no_model_and_reads_no_file_again(picture, equipped, monkeypatch):
+    files = []
+    load = Adapting.load_lora_weights
+    monkeypatch.setattr(Adapting, "load_lora_weights", lambda *args, **kw: files.append(args[1]) or load(*args, **kw))
+    first = picture(lora=BOTH).read_bytes()
+    monkeypatch.setattr(Pipeline, "from_card", None)
+    files.clear()
+    pictures = [picture(lora=each).read_bytes() for each in (BOTH[:1], [], BOTH[1:], BOTH[::-1], ["style.safetensors"])]
+    assert picture(lora=BOTH).read_bytes() == first
+    assert not files
+    assert len({*pictures, first}) == len(pictures) + 1
+
+
+def test_loras_that_no_run_uses_leave_the_memory(picture, folders, models_dir, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for i in range(KEPT + 3):
+        shutil.copy(folders[0] / "style.safetensors", mine / f"{i}.safetensors")
+    engine = Engine(models_dir, device="cpu", files=OptionFiles(mine))
+    for i in range(KEPT + 3):
+        picture(engine, lora=[f"{i}.safetensors"])
+    pipe = engine.pipeline(engine.catalogue.card("./text/sd1"), None)
+    assert len(_loaded(pipe)) == KEPT + 1
+    assert any(f"{KEPT + 2}.safetensors" in name for name in _loaded(pipe))
+
+
+def test_a_file_that_changed_is_read_again(picture, folders, models_dir, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    shutil.copy(folders[0] / "style.safetensors", mine / "a.safetensors")
+    engine = Engine(models_dir, device="cpu", files=OptionFiles(mine))
+    first = picture(engine, lora=["a.safetensors"]).read_bytes()
+    shutil.copy(folders[0] / "deep" / "detail.safetensors", mine / "b")
+    (mine / "b").replace(mine / "a.safetensors")
+    assert picture(engine, lora=["a.safetensors"]).read_bytes() != first
+
+
+def test_a_bad_file_is_named_and_the_model_draws_the_same_bits_afterwards(picture, folders):
+    plain, lora = picture().read_bytes(), picture(lora=BOTH).read_bytes()
+    with pytest.raises(NonFiniteWeightsError, match=r"^broken\.safetensors: NaN or infinity in ") as caught:
+        picture(lora=[*BOTH, "broken.safetensors"], prompt=PROMPT)
+    assert str(folders[0]) not in str(caught.value)
+    assert picture().read_bytes() == plain
+    assert picture(lora=BOTH).read_bytes() == lora
+
+
+def test_a_file_that_is_gone(picture, folders, models_dir, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    shutil.copy(folders[0] / "style.safetensors", mine)
+    engine = Engine(models_dir, device="cpu", files=OptionFiles(mine))
+    run = prepare(UncheckedRequest(model="./text/sd1", prompt="a", steps=1, lora=["style.safetensors"]), engine, LIMITS)
+    (mine / "style.safetensors").unlink()
+    with pytest.raises(InputError, match=r"style\.safetensors is gone; reload the page"):
+        list(draw(run, engine, tmp_path / "out"))
+
+
+def test_runs_that_take_turns_do_not_share_loras_or_embeddings(equipped, picture, tmp_path):
+    """Each picture of a sheet over prompts has the embeddings in its own prompt, and all have the LoRA."""
+    alone = [picture(prompt=each, lora=BOTH[:1]) for each in ("cat", PROMPT)]
+    asked = UncheckedRequest(model="./text/sd1", prompt="cat", seed=5, steps=1, lora=BOTH[:1])
+    sheet = prepare_sheet(asked, Axes(Axis("prompt", ("cat", PROMPT)), None), equipped, LIMITS)
+    drawn = [each for _, some in draw_sheet(sheet, equipped, tmp_path / "sheet") for each in some]
+    assert [png.read_settings(each.path).get("embedding") for each in drawn[:2]] == [None, ["blurb.safetensors:blurb"]]
+    assert [each.path.read_bytes() for each in drawn[:2]] == [each.read_bytes() for each in alone]
+    assert png.read_settings(drawn[2].path)["lora"] == BOTH[:1]
+
+
+def test_a_picture_gives_its_loras_back_to_the_form(equipped, picture):
+    record, lines = with_files_here(png.read_settings(picture(lora=BOTH)), "p.png", equipped.catalogue)
+    assert UncheckedRequest.from_record(record).lora == BOTH and not lines
