@@ -79,7 +79,7 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
     if card.reads_text and unchecked.prompt is None:
         raise InputError(f"prompt: {card.name} needs a prompt; it may be empty")
     if unchecked.lora and unchecked.precision not in (None, defaults.PRECISION):
-        raise InputError("lora: it cannot change weights in 8 bits; set Weights to Full, or choose no LoRA")
+        raise InputError("lora: the page draws with LoRAs in full weights alone; set Weights to Full")
     request = Request(
         model=card.name,
         lora=engine.catalogue.option_files.chosen_loras(unchecked.lora or (), card),

@@ -62,7 +62,6 @@ CHANNELS = {  # of a U-Net's input, for other tasks than text to image
 LATENTS = 4  # channels; VAEs of other model families have more
 
 EMBEDDING = "a textual inversion"
-ADAPTERS = "a LyCORIS (LoHa, LoKr or OFT)", "a LoRA"
 CHANGES = "changes a model and is none itself"
 AS_LORA = f"{CHANGES} (--lora takes it)"
 OTHER = "fastdiff does not run it yet"
@@ -80,8 +79,8 @@ class Refused(NamedTuple):
 
 # The first entry with a key in the file counts.
 REFUSED = (
-    Refused(ADAPTERS[0], r"\.(?:hada_w[12]|lokr_w[12]|oft_(?:blocks|diag))", AS_LORA),
-    Refused(ADAPTERS[1], r"(?:^|[._])lora_(?:up|down|A|B|te\d?|unet)[._]|[._]lora\.", AS_LORA),
+    Refused("a LyCORIS (LoHa, LoKr or OFT)", r"\.(?:hada_w[12]|lokr_w[12]|oft_(?:blocks|diag))", AS_LORA),
+    Refused("a LoRA", r"(?:^|[._])lora_(?:up|down|A|B|te\d?|unet)[._]|[._]lora\.", AS_LORA),
     Refused(EMBEDDING, r"^(?:emb_params|string_to_param|clip_[lg])$", CHANGES),
     Refused("a ControlNet", r"^control_model\.|input_hint_block\.|controlnet_", CHANGES, alone=False),
     Refused("an IP-Adapter", r"^ip_adapter\.|^image_proj\.", CHANGES),
