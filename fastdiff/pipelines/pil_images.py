@@ -15,7 +15,10 @@ def as_rgb(image: Image.Image, name: str = "image") -> Image.Image:
     Of an animation it is the current picture. Raises InputError, which calls the image `name`, if its sides are larger
     than MAX_SIDE, or if its data cannot be read.
     """
-    return upright(image, name).convert("RGB")
+    image = upright(image, name)
+    if isinstance(image.info.get("transparency"), bytes):
+        image = image.convert("RGBA")  # else PIL warns that it drops the palette's alphas
+    return image.convert("RGB")
 
 
 def upright(image: Image.Image, name: str) -> Image.Image:

@@ -21,7 +21,7 @@ from tests.fuzz import edits, folders, pickles, tabs, text_edits
 from tests.fuzz.doors import command, library, page, tab
 from tests.fuzz.doors.outcomes import Options, Outcome
 from tests.fuzz.edits import Edit
-from tests.fuzz.named import embeddings, hostile_files, loras
+from tests.fuzz.named import embeddings, hostile_files, loras, pictures
 from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, OF_PROMPTS, PLAIN, PNG_KEYS, TEXTS, WORDS
 from tests.fuzz.watch import watching
 
@@ -374,6 +374,7 @@ GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "files": file_cases(),
     "embeddings": embeddings.loaded(edits.HEADERS).map(lambda drawn: Case("sd1", *drawn)),
     "loras": loras.loaded(edits.HEADERS).map(lambda drawn: Case("sd1", *drawn)),
+    "pictures": pictures.loaded().map(lambda drawn: Case("sd1", *drawn)),
     **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},
 }
 

@@ -21,10 +21,11 @@ from safetensors.torch import load_file, save_file
 from fastdiff.checkpoints.json_files import MAX_BYTES
 from fastdiff.requests import png
 from tests.fuzz import pickles, text_edits
-from tests.fuzz.named import embeddings, hostile_files, loras
+from tests.fuzz.named import embeddings, hostile_files, loras, pictures
 from tests.fuzz.named.embeddings import embedding
 from tests.fuzz.named.hostile_files import single
 from tests.fuzz.named.loras import lora
+from tests.fuzz.named.pictures import picture
 from tests.fuzz.tabs import write_dropped
 from tests.fuzz.text_edits import GONE, replace
 from tests.fuzz.values import JSON, PNG_RECORD
@@ -32,7 +33,8 @@ from tests.fuzz.values import JSON, PNG_RECORD
 Edit = tuple[str, ...]
 PNG_NAME = "from.png"
 STYLES_NAME, STYLES_HEAD = "styles.csv", "name,prompt,negative_prompt"
-NEW_FILES = ("settings", "chunk", "styles", "write_dropped", "single", "embedding", "lora")  # edits that write a file
+# Edits that write a file
+NEW_FILES = ("settings", "chunk", "styles", "write_dropped", "single", "embedding", "lora", "picture")
 
 
 def apply(edits: tuple[Edit, ...], folder: Path) -> None:
@@ -223,9 +225,10 @@ def styles(folder: Path, content: str) -> None:
 
 _OF_TEXT = ("option", "no_option", "within", "whole", "shard", "encoded", "vocabulary", "merges")
 _OF_FILES = (strange, swapped, flip, truncate, append, header, tensor, pickled)
+_NEW = (settings, chunk, styles, write_dropped, single, embedding, lora, picture)
 EDITS: dict[str, Callable[..., None]] = {
     **{name: getattr(text_edits, name) for name in _OF_TEXT},
-    **{each.__name__: each for each in (*_OF_FILES, settings, chunk, styles, write_dropped, single, embedding, lora)},
+    **{each.__name__: each for each in (*_OF_FILES, *_NEW)},
 }
 OF_WEIGHTS = ("tensor", "swapped", "flip", "truncate", "append", "header", "pickled", "shard")
 
@@ -239,6 +242,8 @@ def must_be_refused(edit: Edit) -> bool:
         return embeddings.must_be_refused(*words)
     if name == "lora":
         return loras.must_be_refused(*words)
+    if name == "picture":
+        return pictures.must_be_refused(*words)
     if name == "single":
         return words[0] in hostile_files.REFUSED
     return (name == "pickled" and words[1] not in pickles.HARMLESS) or name == "shard"

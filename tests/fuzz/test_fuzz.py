@@ -26,6 +26,7 @@ COUNTS = {
     "history": 60,
     "files": 80,
     "embeddings": 120,
+    "pictures": 120,
     "loras": 120,
 }  # cases per round (default: 100)
 ROUNDS = {"text": 3, "sdxl": 2, "command": 2}  # (default: 1)

@@ -81,3 +81,13 @@ def test_a_bomb_is_refused_before_it_is_read():
     image = opened(saved(Image.new("1", (20_000, 3)), "PNG"))
     with pytest.raises(InputError, match=r"^image: it is 3 x 20000, and each side must be at most 16384; make it smal"):
         as_rgb(image)
+
+
+def test_a_palette_with_alphas_is_read_without_a_warning(recwarn, tmp_path):
+    levels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    image = Image.fromarray(levels).quantize(7)
+    image.save(tmp_path / "a.png", transparency=bytes(range(7)))
+    wanted = np.asarray(image.convert("RGB"))
+    with Image.open(tmp_path / "a.png") as opened:
+        assert np.array_equal(np.asarray(as_rgb(opened)), wanted)
+    assert not recwarn
