@@ -26,8 +26,7 @@ from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, OF_PROMPTS
 from tests.fuzz.watch import watching
 
 KEPT = "case.json"  # next to a kept case's folder
-MEMORY = "/dev/shm"
-ROOM = 2**28  # bytes that must be free there
+MEMORY, ROOM = "/dev/shm", 2**28  # bytes that must be free there
 BESIDE = ("w", "w.safetensors", "w.bin", "config.json", "model_index.json")  # files that no case may open
 
 
