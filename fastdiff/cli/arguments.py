@@ -12,6 +12,7 @@ from fastdiff.errors import InputError
 from fastdiff.kinds import PredictionType
 from fastdiff.requests import defaults
 from fastdiff.requests.request import DTYPES, PRECISIONS
+from fastdiff.requests.syntax import EMPHASES, EMPHASIS, SYNTAX, SYNTAXES
 from fastdiff.sampler_names import ETAS, SCHEDULERS
 
 DEVICES = "auto, cpu, cuda or cuda:1"
@@ -198,6 +199,10 @@ def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     for side, default in (("start", 0), ("stop", 1)):
         part = f"{side} of the part of the steps that is guided, 0 to 1 (default: {default})"
         add(f"--guidance-{side}", type=float, metavar="X", help=Rare(part))
+    syntax = f"how to read prompts: {' or '.join(SYNTAXES)}, as A1111: (word:1.2) (default: {SYNTAX})"
+    add("--prompt-syntax", choices=SYNTAXES, metavar="NAME", help=Rare(syntax))
+    norms = f'of weighted prompts: {" or ".join(EMPHASES)}, A1111\'s "No norm" (default: {EMPHASIS})'
+    add("--emphasis", choices=EMPHASES, metavar="NAME", help=Rare(norms))
     add("--clip-skip", type=int, metavar="N", help="skip the last N layers of the text encoder (default: 0)")
 
 

@@ -20,6 +20,7 @@ from fastdiff.requests.defaults import (
 )
 from fastdiff.requests.input_picture import InputPicture, Start
 from fastdiff.requests.request import INPUT_SETTINGS, PROMPT_SETTINGS, Request
+from fastdiff.requests.syntax import EMPHASIS, SYNTAX
 from fastdiff.sampler_names import ETAS
 
 
@@ -41,6 +42,7 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
     seed. Raises InputError for anything that the model cannot do.
     """
     prompts = _prompts(request, card, defaults)
+    _check_syntax(request)
     labels = _labels(request, card, defaults)
     asked = SamplingOptions(
         scheduler=request.scheduler,
@@ -66,6 +68,8 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
         guidance_start=request.guidance_start or None,
         guidance_stop=None if request.guidance_stop == 1 else request.guidance_stop,
         strength=None if start is None else start.strength,
+        prompt_syntax=None if request.prompt_syntax == SYNTAX else request.prompt_syntax,
+        emphasis=None if request.emphasis == EMPHASIS else request.emphasis,
         label=tuple(card.choices_name(choices) for choices in labels),
         prompt=prompts,
         seed=seeds,
@@ -148,6 +152,11 @@ def _check_interval(request: Request) -> None:
     start, stop = request.guidance_start or 0.0, request.guidance_stop
     if stop is not None and stop < start:
         raise InputError(f"guidance-stop {stop}: it is before --guidance-start {start}; give a larger number")
+
+
+def _check_syntax(request: Request) -> None:
+    if request.emphasis is not None and request.prompt_syntax != "weighted":
+        raise InputError(f"emphasis {request.emphasis}: plain prompts have none; give --prompt-syntax weighted")
 
 
 def check_steps(steps: int, card: ModelCard) -> None:

@@ -142,6 +142,8 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         "Eta": record.get("eta") or None,
         "Guidance start": record.get("guidance_start"),
         "Guidance stop": record.get("guidance_stop"),
+        "Prompt syntax": record.get("prompt_syntax"),
+        "Emphasis": record.get("emphasis") and "No norm",
         **_axes(record.get("axes", {})),
     }
     return {name: value for name, value in settings.items() if value is not None}

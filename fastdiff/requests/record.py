@@ -19,7 +19,7 @@ _TYPES: dict[str, Any] = {
     "model": str,
     **dict.fromkeys(("revision", "variant", "config", "vae", "prediction_type"), _Text),
     **dict.fromkeys(("scheduler", "dtype", "precision", "device", "negative_prompt", "model_hash", "vae_hash"), _Text),
-    **dict.fromkeys(("init_image", "init_image_hash"), _Text),
+    **dict.fromkeys(("init_image", "init_image_hash", "prompt_syntax", "emphasis"), _Text),
     **dict.fromkeys(("num_inference_steps", "clip_skip", "horizon", "num_images"), _Count),
     **dict.fromkeys(("width", "height", "picture_width", "picture_height"), _Count),
     **dict.fromkeys(("guidance_scale", "guidance_start", "guidance_stop", "eta", "strength"), _Number),

@@ -34,6 +34,7 @@ from fastdiff.requests import defaults
 from fastdiff.requests.png import Recorded
 from fastdiff.requests.prompt_file import read_prompts
 from fastdiff.requests.styles import Styles
+from fastdiff.requests.syntax import Emphasis, PromptSyntax
 from fastdiff.sampler_names import SchedulerName
 from fastdiff.schema import Schema, Wanted, wanted
 
@@ -50,7 +51,8 @@ _DEPENDENTS: dict[str, dict[str, Any]] = {
     "init_image": {"height": None, "width": None},
     "scheduler": {"eta": None, "use_clipped_model_output": None},
     "label": {"prompt": (), "negative_prompt": None, "clip_skip": None, "embedding": (), "lora": ()}
-    | dict.fromkeys(("guidance_start", "guidance_stop", "init_image", "strength"), None),
+    | dict.fromkeys(("guidance_start", "guidance_stop", "init_image", "strength", "prompt_syntax", "emphasis")),
+    "prompt_syntax": {"emphasis": None},
     "prompt": {"label": ()},
 }
 PICTURE = "picture_"  # prefix of a picture's height and width in the settings of a grid or sheet
@@ -64,7 +66,12 @@ PROMPT_SETTINGS = (
     "clip_skip",
     "guidance_start",
     "guidance_stop",
+    "prompt_syntax",
+    "emphasis",
 )  # settings of pictures of prompts only
+
+
+_UNUSUAL = ("guidance_start", "guidance_stop", "prompt_syntax", "emphasis")  # recorded where they are not the defaults
 
 
 def _all_differ(values: tuple[Any, ...]) -> bool:
@@ -115,6 +122,7 @@ class Request(Schema):
         "clip_skip": "clip-skip",
         "guidance_start": "guidance-start",
         "guidance_stop": "guidance-stop",
+        "prompt_syntax": "prompt-syntax",
         "num_images": "num-images",
         "prediction_type": "prediction-type",
         "init_image": "init-image",
@@ -147,6 +155,8 @@ class Request(Schema):
     init_image: FileName | None = None  # the picture that image to image starts from
     init_image_inside: FileName | None = None  # the PNG that holds its bytes; None: it is a file
     strength: Fraction | None = None
+    prompt_syntax: PromptSyntax | None = None
+    emphasis: Emphasis | None = None
     seed: Seeds = defaults.SEED
     num_images: Pictures | None = None
 
@@ -212,7 +222,7 @@ class Request(Schema):
         own |= {"precision"} if self.precision == defaults.PRECISION else set()
         own |= {name for name in FILE_SETTINGS if getattr(self, name) is None}
         own |= set() if self.prompt else set(PROMPT_SETTINGS)
-        own |= {name for name in ("guidance_start", "guidance_stop", *INPUT_SETTINGS) if getattr(self, name) is None}
+        own |= {name for name in (*_UNUSUAL, *INPUT_SETTINGS) if getattr(self, name) is None}
         files = {name: [*getattr(self, name)] for name in OPTION_FILES if getattr(self, name)}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {*own, *OPTION_FILES}} | files
 

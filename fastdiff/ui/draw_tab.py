@@ -40,8 +40,8 @@ from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 KIND = "Draw"  # of jobs
 # settings that the form cannot show: it has no field for most, and an empty negative prompt means none
 UNSHOWN = (
-    *("revision", "variant", *FILE_SETTINGS, *INPUT_SETTINGS),
-    *("use_clipped_model_output", "guidance_start", "guidance_stop", "negative_prompt"),
+    *("revision", "variant", *FILE_SETTINGS, *INPUT_SETTINGS, "use_clipped_model_output"),
+    *("guidance_start", "guidance_stop", "prompt_syntax", "emphasis", "negative_prompt"),
 )
 
 

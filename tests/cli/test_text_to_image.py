@@ -123,6 +123,7 @@ def test_without_a_prompt_the_models_own_are_drawn(sample, text_folder, tmp_path
 def test_from_redraws_the_same_bytes(sample, text_folder, tmp_path, kind):
     args = ["-m", text_folder(kind), "--prompt", CAT, "--prompt", RIDER, "--negative-prompt", "the\nocean"]
     args += ["--steps", 2, "--height", 24, "--clip-skip", 2, "-s", 9, "--grid", "--guidance-stop", 0.5]
+    args += ["--prompt-syntax", "weighted", "--emphasis", "no-norm"]
     assert sample(*args)[0] == 0
     first = tmp_path / "outputs/a-photo-of-the-cat-9.png"
     assert sample("--from", first, "-o", "again.png")[0] == 0

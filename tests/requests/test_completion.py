@@ -153,6 +153,27 @@ def test_guidance_of_the_whole_run_is_not_recorded(text_card):
     assert interval(guidance_stop=0.0) == (None, 0.0)
 
 
+def test_the_usual_prompt_syntax_is_not_recorded(text_card):
+    def syntax(**asked):
+        record = complete(Request(prompt=("a",), **asked), text_card, COMMAND)[0].as_record()
+        return record.get("prompt_syntax"), record.get("emphasis")
+
+    assert syntax() == syntax(prompt_syntax="plain") == (None, None)
+    assert syntax(prompt_syntax="weighted", emphasis="original") == ("weighted", None)
+    assert syntax(prompt_syntax="weighted", emphasis="no-norm") == ("weighted", "no-norm")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"emphasis": "no-norm", "prompt_syntax": None}, "emphasis no-norm: plain prompts have none"),
+    ],
+)
+def test_weighted_prompts_that_cannot_be_read(text_card, asked, message):
+    with pytest.raises(InputError, match=message):
+        complete(Request(**{"prompt": ("a",), "prompt_syntax": "weighted"} | asked), text_card, COMMAND)
+
+
 def test_pictures_are_prompts_by_seeds_with_diffusers_defaults(text_card):
     request, cells = complete(Request(prompt=("a", ""), seed=(7, 8), clip_skip=0), text_card, COMMAND)
     assert cells == [Cell(seed, None, None, prompt) for prompt in ("a", "") for seed in (7, 8)]

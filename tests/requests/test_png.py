@@ -139,6 +139,8 @@ def test_prompts_stand_before_the_settings_as_they_are():
 def test_a_part_that_is_guided_stands_at_the_end():
     record = OF_TEXT | {"guidance_start": 0.2, "guidance_stop": 0.0}
     assert png.parameters_text(record).endswith("Version: fastdiff 0.1.0, Guidance start: 0.2, Guidance stop: 0.0")
+    record = OF_TEXT | {"prompt_syntax": "weighted", "emphasis": "no-norm"}
+    assert png.parameters_text(record).endswith("fastdiff 0.1.0, Prompt syntax: weighted, Emphasis: No norm")
 
 
 @pytest.mark.parametrize(("negative", "clip_skip"), [(None, None), ("", 0)])
