@@ -115,7 +115,7 @@ def test_in_8_bits_the_bits_are_those_of_a_folder_with_the_merged_weights(precis
     drawn = draw(pipe)
     found = dict(pipe.unet.named_parameters())
     for name, each in wanted.unet.named_parameters():
-        assert torch.equal(found[name].view(torch.uint8), each.view(torch.uint8)), name
+        assert torch.equal(found[name].contiguous().view(torch.uint8), each.contiguous().view(torch.uint8)), name
     assert torch.equal(drawn, draw(wanted)) and not torch.equal(drawn, plain)
     pipe.disable_lora()
     assert torch.equal(draw(pipe), plain)
@@ -123,7 +123,7 @@ def test_in_8_bits_the_bits_are_those_of_a_folder_with_the_merged_weights(precis
     assert torch.equal(draw(pipe), drawn)
     pipe.unload_lora_weights()
     assert torch.equal(draw(pipe), plain)
-    assert graphs(pipe) == before
+    assert offload or graphs(pipe) == before  # offloading frees graphs
 
 
 def test_a_picture_has_the_same_bits_in_any_batch(folder, loras):
