@@ -62,7 +62,7 @@ CASES = {
     "latent": {"output_type": "latent"},
     "wide": WIDE | {"strength": 0.6},
     "black": {"mask_image": Image.new("L", (20, 16), 0)},
-    "white": {"mask_image": Image.new("L", (20, 16), 255), "guidance_scale": 3.0},
+    "white": {"mask_image": Image.new("L", (20, 16), 255), "guidance_scale": 1.0},
     "colours": {"mask_image": picture(5)},
     "one-bit": {"mask_image": mask(width=64, height=48).convert("1")},
     "palette": {"mask_image": mask(width=64, height=48).convert("P")},
