@@ -22,7 +22,7 @@ class Switch:
 
     def chosen(self, step: int, steps: int) -> "Prompt":
         number = float(self.when)
-        last = int(min(steps, number * steps if "." in self.when else number))  # with `before`, counted from 1
+        last = int(max(0, min(steps, number * steps if "." in self.when else number)))  # with `before`, counted from 1
         return self.before if step < last else self.after
 
 
