@@ -25,8 +25,7 @@ from fastdiff.schema import checked
 AnyStep = TypeVar("AnyStep")
 
 _UNUSED = {  # arguments of diffusers' load_lora_weights that change nothing here
-    *("low_cpu_mem_usage", "use_safetensors", "unet_config", "return_lora_metadata"),
-    "proxies",
+    *("low_cpu_mem_usage", "use_safetensors", "unet_config", "return_lora_metadata", "proxies"),
 }
 _OF_HUB = {"cache_dir", "force_download", "local_files_only", "token", "revision"}
 
@@ -58,7 +57,7 @@ class Adapting(Pipeline):
 
         Args:
             pretrained_model_name_or_path_or_dict: a safetensors file of diffusers, peft, kohya or LyCORIS; a folder
-                with one; a hub id, of which one file is downloaded; or its tensors by name.
+                with one; a hub id, which downloads one file; or its tensors by name.
             adapter_name: default: `default_0`, then `default_1` and so on.
             hotswap: replace the loaded adapter `adapter_name`. The ranks may differ.
             weight_name: the name of the file in a folder or on the hub, there by default

@@ -39,11 +39,9 @@ def make_groups(
 ) -> list[Group]:
     """Encode the prompts of a run of `steps` model calls and return its groups, one unless prompts are weighted.
 
-    The other arguments and the errors are those of `make_conditions`.
+    `make_conditions` describes the other arguments and the errors.
     """
-    start, stop = guiding.interval
-    guided = guiding.scale > 1 and start < stop and unet.config.time_cond_proj_dim is None
-    counts = prompts.count_chunks(steps, guided=guided)
+    counts = prompts.count_chunks(steps, guided=_has_two_halves(guiding, unet))
 
     def make(rows: list[int], step: int) -> Conditions:
         pictures = [of_pictures[row] for row in rows]
@@ -53,6 +51,12 @@ def make_groups(
         return prompts.texts_at(Moment(step, steps))
 
     return groups_of([counts[i] for i in of_pictures], steps if prompts.changes else 1, make, key)
+
+
+def _has_two_halves(guiding: Guiding, unet: UNet2DConditionModel) -> bool:
+    """Whether some step has an unconditional half. LCM's U-Net takes the guidance scale as an input instead."""
+    start, stop = guiding.interval
+    return guiding.scale > 1 and start < stop and unet.config.time_cond_proj_dim is None
 
 
 def make_conditions(
@@ -80,8 +84,7 @@ def make_conditions(
     ids, ids_away = time_ids or (None, None)
     encoded, is_told = prompts.encode(chunks, moment), unet.config.time_cond_proj_dim is not None
     halves: list[list[Told]] = [[(encoded[i], ids) for i in of_pictures]]
-    start, stop = guiding.interval
-    if guiding.scale > 1 and start < stop and not is_told:
+    if _has_two_halves(guiding, unet):
         away = prompts.encode_negative(encoded, chunks, moment)
         halves.insert(0, [(away[i], ids_away) for i in of_pictures])
     listed, places = _list([told for half in halves for told in half])

@@ -276,7 +276,7 @@ def _texts(file: BinaryIO, path: str | Path) -> dict[str, str]:
 def _chunks(file: BinaryIO, kinds: Sequence[bytes], most: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield (type, data) of each chunk of these types up to IEND; skip the others. ValueError if the format is broken.
 
-    most: bytes of such a chunk.
+    most: the largest number of bytes that a chunk of these types may have.
     """
     size = os.fstat(file.fileno()).st_size
     if file.read(len(_SIGNATURE)) != _SIGNATURE:

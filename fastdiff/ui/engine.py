@@ -163,7 +163,7 @@ def _use_loras(pipe: Adapting, options: Sequence[FileOption]) -> None:
 
 
 def _loaded(pipe: Pipeline) -> list[str]:
-    """Return the names of the LoRAs in memory, which say which file of which state each is."""
+    """Return the names of the LoRAs in memory. A name identifies a file and its state."""
     listed = pipe.get_list_adapters() if isinstance(pipe, Adapting) else {}
     return [*dict.fromkeys(name for names in listed.values() for name in names)]
 

@@ -27,7 +27,7 @@ class DenoiserConfig(ModelConfig):
 
     @property
     def state_channels(self) -> int:
-        """The channels of x_t: those of a sample, except the constant ones of an inpainting model."""
+        """The channels of x_t. A sample of an inpainting model has constant channels after them."""
         return self.sample_channels
 
     @property

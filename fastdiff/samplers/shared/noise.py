@@ -44,7 +44,7 @@ class Noise:
         return noise.float().permute(0, 2, 3, 1).contiguous()
 
     def in_turn(self) -> "Noise":
-        """Return a noise of which every draw continues the one before, as a generator's draws do.
+        """Return a noise whose draws continue one another, as a generator's draws do.
 
         Each seed becomes a CPU generator. So the starting noise has the bits of `start`, if it is drawn first.
         """
