@@ -15,6 +15,7 @@ _EXPORTS = {
     "AutoencoderTiny": "fastdiff.models.autoencoder_tiny",
     "CLIPTextModel": "fastdiff.models.clip",
     "CLIPTextModelWithProjection": "fastdiff.models.clip",
+    "ControlNetModel": "fastdiff.models.controlnet",
     "DiTTransformer2DModel": "fastdiff.models.dit",
     "InputError": "fastdiff.errors",
     "LabelPipeline": "fastdiff.pipelines",

@@ -26,6 +26,11 @@ _IP_ADAPTER = "IP-Adapters are not supported yet; draw without them"
 _TEXTUAL_INVERSION = "embeddings are tokens of a prompt, and this pipeline takes none; leave it out"
 _STEP = "it is a part of diffusers' own step; call step instead"
 
+REFUSED_CLASSES = {  # models that a folder may name, and why they are refused
+    "ControlNetUnionModel": "fastdiff does not run it yet, as it needs control_mode, an embedding of each mode and the "
+    "transformer that mixes the control pictures; use a ControlNetModel for each kind of picture",
+}
+
 # ConfigMixin and PushToHubMixin
 OF_ALL = {
     "push_to_hub": _HUB,

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from fastdiff.arguments import naming
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig, AutoencoderTinyConfig
 from fastdiff.checkpoints.configs.clip import CLIPTextConfig, CLIPTextConfigWithProjection
+from fastdiff.checkpoints.configs.controlnet import ControlNetConfig
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.model import Library, ModelConfig
@@ -90,6 +91,7 @@ TRANSFORMER = DenoiserPart("transformer", ("DiTTransformer2DModel", "Transformer
 # Weights of a VAE or value function are never in 8 bits: both are small, and a VAE's error would be in every picture.
 TINY_VAE = ModelPart("vae", ("AutoencoderTiny",), AutoencoderTinyConfig)
 VAE = ModelPart("vae", ("AutoencoderKL",), AutoencoderKLConfig, others=(TINY_VAE,))
+CONTROLNET = DenoiserPart("controlnet", ("ControlNetModel",), ControlNetConfig)
 VALUE_FUNCTION = ModelPart("value_function", UNET_1D.classes, UNet1DConfig)
 TEXT_ENCODER = ModelPart("text_encoder", ("CLIPTextModel",), CLIPTextConfig, in_8_bits=True)
 TEXT_ENCODER_2 = ModelPart(

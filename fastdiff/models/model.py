@@ -32,6 +32,7 @@ from fastdiff.kernels.host.weights import Quantised
 from fastdiff.kinds import Precision
 from fastdiff.models.blocks.protocols import MergingLike
 from fastdiff.models.surface import Surface
+from fastdiff.refused import REFUSED_CLASSES
 from fastdiff.schema import checked, option_names, signature
 
 AnyModel = TypeVar("AnyModel", bound="Model")
@@ -260,6 +261,10 @@ class Model(Surface, metaclass=_Building):
         path = folder / CONFIG_NAME
         config = read_json(path)
         if config.get("_class_name", cls.part.class_name) not in cls.part.classes:
+            if config["_class_name"] in REFUSED_CLASSES:
+                raise InputError(
+                    f"{path} describes a {config['_class_name']}: {REFUSED_CLASSES[config['_class_name']]}"
+                )
             raise InputError(
                 f"{path} describes a {config['_class_name']}, but {cls.part.class_name} is wanted; give another folder"
             )

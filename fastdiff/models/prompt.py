@@ -21,6 +21,7 @@ class Extras(NamedTuple):
     bias: Given = ()  # (N, keys of attn1), from attention_mask
     down: Given = ()  # (N, H, W, C) for each skip connection
     mid: Given = ()  # (N, H, W, C)
+    inside: Given = ()  # (N, H, W, C) for each down block, and perhaps one for the middle
 
 
 class PromptCheck:
@@ -40,7 +41,7 @@ class PromptCheck:
         if encoder_hidden_states is None and not self.config.reads_text:
             encoder_hidden_states = torch.zeros(self.count, 1, self.config.text_width, dtype=self.dtype).to(self.device)
         width = self.config.text_width if self.config.reads_text else None
-        text = self._rows("encoder_hidden_states", encoder_hidden_states, None, width)
+        text = self.rows("encoder_hidden_states", encoder_hidden_states, None, width)
         if text.dtype != self.dtype:
             raise InputError(
                 f"encoder_hidden_states: it is {text.dtype}, but the model is {self.dtype}; move one of them"
@@ -68,7 +69,8 @@ class PromptCheck:
     def residuals(self, down: Any, mid: Any, size: tuple[int, int]) -> tuple[Given, Given]:
         """Return a ControlNet's residuals, (N, C, H, W) each, as (N, H, W, C), for a sample of this height and width.
 
-        There is one of `down` for each skip connection, and `mid` for the mid block's output.
+        There is one of `down` for each skip connection, and `mid` for the mid block's output. Pooled ones have a height
+        and width of 1.
         """
         names = "down_block_additional_residuals", "mid_block_additional_residual"
         if down is None and mid is None:
@@ -84,9 +86,33 @@ class PromptCheck:
                 f"{names[0]}: {found} given; give a list of {len(shapes) - 1}, one for each skip connection"
             )
         for name, each, shape in zip([names[0]] * len(down) + [names[1]], [*down, mid], shapes, strict=True):
-            self._rows(name, each, *shape)
+            is_pooled = isinstance(each, Tensor) and tuple(each.shape[2:]) == (1, 1)
+            self.rows(name, each, *((shape[0], 1, 1) if is_pooled else shape))
         *skips, middle = (each.to(self.dtype).permute(0, 2, 3, 1) for each in (*down, mid))
         return tuple(skips), (middle,)
+
+    def inside(self, given: Any, size: tuple[int, int]) -> Given:
+        """Return a T2I-Adapter's residuals, (N, C, H, W) each, as (N, H, W, C), for a sample of this height and width.
+
+        There is one for each down block, and perhaps one more for the middle.
+        """
+        if given is None:
+            return ()
+        name, stages = "down_intrablock_additional_residuals", self.config.down_stages
+        if any(stage.block.resample != "conv" for stage in stages):
+            raise InputError(f"{name}: this model's down blocks take no residuals of a T2I-Adapter; leave them out")
+        if not isinstance(given, list | tuple) or not len(stages) <= len(given) <= len(stages) + 1:
+            found = len(given) if isinstance(given, list | tuple) else shown(given)
+            raise InputError(f"{name}: {found} given; give a list of {len(stages)}, one for each down block")
+        sizes = self.config.sizes(*size)
+        ends = [*sizes[1:], sizes[-1]]
+        shapes: list[tuple[int | None, ...]] = [
+            (stage.width, *(sizes if stage.block.reads_text else ends)[i]) for i, stage in enumerate(stages)
+        ]
+        shapes.append((None, None, None))  # diffusers ignores the last one if it does not fit
+        for each, shape in zip(given, shapes, strict=False):
+            self.rows(name, each, *shape)
+        return tuple(each.to(self.dtype).permute(0, 2, 3, 1) for each in given)
 
     def hint(self, prompt: Prompt, height: int, width: int) -> None:
         """Raise InputError unless the hint, if the model reads one, has the size that fits a sample."""
@@ -115,14 +141,14 @@ class PromptCheck:
         others = {name: shape for name, shape in shapes.items() if name not in of_size}
         if "hint" in others:
             others["hint"] = (3, None, None)
-        rows = {name: self._rows(f"added_cond_kwargs: {name}", given[name], *shape) for name, shape in others.items()}
+        rows = {name: self.rows(f"added_cond_kwargs: {name}", given[name], *shape) for name, shape in others.items()}
         rows = of_size | {name: row.to(self.dtype) for name, row in rows.items()}
         return tuple(rows[name] for name in self.config.added_shapes)
 
     def _check_text_time(self, given: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return SDXL's pooled text and sizes. Raises InputError unless their widths sum to the model's."""
-        embeds = self._rows("added_cond_kwargs: text_embeds", given["text_embeds"], None)
-        ids = self._rows("added_cond_kwargs: time_ids", given["time_ids"], None, dtypes=REAL)
+        embeds = self.rows("added_cond_kwargs: text_embeds", given["text_embeds"], None)
+        ids = self.rows("added_cond_kwargs: time_ids", given["time_ids"], None, dtypes=REAL)
         width = embeds.shape[1] + ids.shape[1] * (self.config.addition_time_embed_dim or 0)
         if width != self.config.projection_class_embeddings_input_dim:
             raise InputError(
@@ -137,9 +163,9 @@ class PromptCheck:
         width = self.config.time_cond_proj_dim
         if width is None:
             raise InputError("timestep_cond: the model's config has no time_cond_proj_dim; leave it out")
-        return (self._rows("timestep_cond", given, width).to(self.dtype),)
+        return (self.rows("timestep_cond", given, width).to(self.dtype),)
 
-    def _rows(self, name: str, value: Any, *shape: int | None, dtypes: Sequence[torch.dtype] = FLOATS) -> Tensor:
+    def rows(self, name: str, value: Any, *shape: int | None, dtypes: Sequence[torch.dtype] = FLOATS) -> Tensor:
         """Check and return a tensor (N, `shape`...) on the model's device. None in `shape` stands for any size."""
         beside(name, tensor(name, value, dtypes), self.device)
         self._check_shape(name, value, shape)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.parity.text_unets.tiny_model import KEYS, SD, compare, inputs
+from tests.parity.text_unets.tiny_model import KEYS, SD, assert_close, compare, inputs
 from tests.support.pairwise import each_option, product
 
 CROSS = {
@@ -174,3 +174,27 @@ def test_residuals_of_a_controlnet(config, size, pair):
     compare(
         theirs, ours, given, options | {"down_block_additional_residuals": down, "mid_block_additional_residual": mid}
     )
+
+
+@pytest.mark.parametrize(
+    ("size", "case"),
+    product(
+        {"even": (8, 12), "odd": (7, 9)},
+        {"sd": (SD, 2), "sdxl": (SDXL, 3), "sdxl-with-a-middle": (SDXL, 4)},
+        together=1,
+    ),
+)
+def test_residuals_of_a_t2i_adapter(case, size, pair):
+    config, count = case
+    theirs, ours = pair(config)
+    given, options = inputs(config, 2, *size)
+    levels = ours.config.sizes(*size)
+    sizes = [levels[0], levels[1]] if config is SD else [levels[1], levels[1], levels[2], levels[2]][:count]
+    widths = (*config["block_out_channels"], config["block_out_channels"][-1])
+    inside = [torch.randn(2, width, *each) for width, each in zip(widths, sizes, strict=False)]
+    arguments = {"down_intrablock_additional_residuals": inside}
+    with torch.no_grad():  # diffusers empties the list
+        expected = theirs(*given, **options, down_intrablock_additional_residuals=[*inside]).sample
+    found = ours(*given, **options, **arguments).sample
+    assert_close(found, expected)
+    assert not torch.allclose(found, ours(*given, **options).sample, atol=1e-2)

@@ -50,6 +50,11 @@ def as_feature(y: Tensor | tuple[Tensor, Moments | None]) -> Feature:
     return Feature(*y) if isinstance(y, tuple) else Feature(y)
 
 
+def plus(feature: Feature, residual: Tensor) -> Feature:
+    """Return the sum with a residual (N, H, W, C) or (N, 1, 1, C)."""
+    return Feature(feature.x + residual.contiguous())
+
+
 class Conv2d(nn.Conv2d):
     """torch's Conv2d over (N, H, W, C), with the epilogue of `kernels.conv2d`."""
 

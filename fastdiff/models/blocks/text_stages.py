@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from fastdiff.checkpoints.configs.unet2d_condition_stages import StagePlan
-from fastdiff.models.blocks.layers import Feature, FeatureOrPair
+from fastdiff.models.blocks.layers import Feature, FeatureOrPair, plus
 from fastdiff.models.blocks.resampling import Downsample2D, Upsample2D, average_down, fir_down, fir_up, nearest_up
 from fastdiff.models.blocks.resnet import BlockOptions, Conditioned, Resample, ResnetBlock2D
 from fastdiff.models.blocks.stages import K_GROUP_SIZE, k_resnet
@@ -83,17 +83,26 @@ class TextDownBlock2D(TextStage):
         attentions = options.attentions(plan, [plan.width] * plan.layers)
         super().__init__([options.resnet(plan, width) for width in widths], attentions)
         self.downsamplers = nn.ModuleList([_downsampler(plan, options)]) if downsample else None
+        self.reads_text = plan.block.reads_text
 
-    def forward(self, x: Feature, context: Context) -> tuple[Feature, list[Feature]]:
-        """Return the output, and the outputs of all layers as skip connections."""
+    def forward(self, x: Feature, context: Context, added: Tensor | None = None) -> tuple[Feature, list[Feature]]:
+        """Return the output, and the outputs of all layers as skip connections.
+
+        added: of a T2I-Adapter, (N, H, W, C), added to the last layer's output. In a block that reads no text it is
+        added to the block's output, as in diffusers.
+        """
         skips = []
         for i in range(len(self.resnets)):
             x = self.layer(i, x, context)
+            if added is not None and self.reads_text and i == len(self.resnets) - 1:
+                x = plus(x, added)
             skips.append(x)
         if self.downsamplers is not None:
             sampler = self.downsamplers[0]
             x = sampler(x, context.temb) if isinstance(sampler, Conditioned) else sampler(x)
             skips.append(x)
+        if added is not None and not self.reads_text:
+            x = skips[-1] = plus(x, added)
         return x, skips
 
 

@@ -56,6 +56,13 @@ MODELS = {
         "down_block_types": ("CrossAttnDownBlock2D",),
         "up_block_types": ("CrossAttnUpBlock2D",),
     },
+    "ControlNetModel": BLOCKS
+    | {
+        "cross_attention_dim": 8,
+        "attention_head_dim": 2,
+        "down_block_types": ("CrossAttnDownBlock2D",),
+        "conditioning_embedding_out_channels": (8,),
+    },
     "UNet1DModel": policy(8, 16),
     "DiTTransformer2DModel": {"num_layers": 1, "num_attention_heads": 1, "attention_head_dim": 8},
     "AutoencoderKL": BLOCKS,
