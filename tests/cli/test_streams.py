@@ -42,7 +42,10 @@ def test_a_picture_is_drawn_whatever_is_closed(shell, tmp_path, files, behind):
 
 
 @pytest.mark.parametrize(
-    "args", ["models", "models emoji64", "info x.png", "verify emoji64", f"{DRAW} --json", f"{DRAW} --explain"]
+    "args",
+    ["models", f"{DRAW} --json"]
+    + [pytest.param(each, marks=pytest.mark.slow) for each in ("models emoji64", "info x.png", "verify emoji64")]
+    + [pytest.param(f"{DRAW} --explain", marks=pytest.mark.slow)],
 )
 def test_what_would_be_printed_on_a_closed_stdout_is_not_made(shell, tmp_path, files, args):
     done = shell(args, ">&-")

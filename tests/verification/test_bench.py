@@ -87,7 +87,9 @@ def test_the_document_of_a_bundled_model(capsys):
     assert list(found["machine"]) == MACHINE
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["checkpoint", "U-Net alone"])
+@pytest.mark.parametrize(
+    "alone", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["checkpoint", "U-Net alone"]
+)
 def test_a_single_file_is_timed_like_its_folder(alone, tmp_path, capsys):
     """diffusers reads the same file."""
     _, pipe, folder, file = ldm.save_pipeline("sdxl", tmp_path)

@@ -31,6 +31,16 @@ def pipe(folder):
     return fastdiff.Pipeline.from_pretrained(folder)
 
 
+@pytest.fixture(scope="module")
+def loaded(folder, files):
+    """Return a pipeline with an adapter, which stays as it is, and its picture."""
+    pipe = fastdiff.Pipeline.from_pretrained(folder)
+    pipe.load_lora_weights(files[0], "a")
+    pipe.set_adapters("a", 0.5)
+    pipe.file = files[0]
+    return pipe, draw(pipe)
+
+
 def draw(pipe, count=1, **options):
     return pipe("a cat", num_inference_steps=2, seed=list(range(3, 3 + count)), output_type="latent", **options).images
 
@@ -216,17 +226,15 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_file_is_one_error_and_changes_nothing(name, pipe, files, tmp_path):
-    tensors, message = BAD[name]
+def test_a_bad_file_is_one_error_and_changes_nothing(name, loaded, tmp_path):
+    (tensors, message), (pipe, before) = BAD[name], loaded
     file = save(tmp_path / "bad.safetensors", tensors)
-    pipe.load_lora_weights(files[0], "good")
-    before = draw(pipe)
     for given in (file, tensors):
         with pytest.raises(fastdiff.InputError, match=message) as error:
             pipe.load_lora_weights(given)
         assert "\n" not in str(error.value)
-    assert pipe.get_list_adapters() == {"unet": ["good"], "text_encoder": ["good"]}
-    assert pipe.get_active_adapters() == ["good"]
+    assert pipe.get_list_adapters() == {"unet": ["a"], "text_encoder": ["a"]}
+    assert pipe.get_active_adapters() == ["a"]
     assert torch.equal(draw(pipe), before)
 
 
@@ -303,12 +311,8 @@ WRONG_CALLS = {
 
 
 @pytest.mark.parametrize("name", WRONG_CALLS)
-def test_a_wrong_call_is_one_error_and_changes_nothing(name, pipe, files):
-    call, message = WRONG_CALLS[name]
-    pipe.load_lora_weights(files[0], "a")
-    pipe.set_adapters("a", 0.5)
-    pipe.file = files[0]
-    before = draw(pipe)
+def test_a_wrong_call_is_one_error_and_changes_nothing(name, loaded):
+    (call, message), (pipe, before) = WRONG_CALLS[name], loaded
     with pytest.raises(fastdiff.InputError, match=message):
         call(pipe)
     assert torch.equal(draw(pipe), before)

@@ -6,7 +6,7 @@ import torch
 from fastdiff import InputError, Pipeline
 
 STEPS = {"num_inference_steps": 4, "output_type": "pt"}
-KINDS = pytest.mark.parametrize("kind", ["sd1", "sd2", "sdxl"])
+KINDS = pytest.mark.parametrize("kind", ["sd1", pytest.param("sd2", marks=pytest.mark.slow), "sdxl"])
 LONG = "a cat, " * 20
 PROMPTS = ["a cat", "(a:1.4) [cat]", LONG, "[cat:dog:0.5] riding", f"[{LONG}|dog]", "a BREAK (cat:1.2)"]
 
