@@ -69,14 +69,15 @@ def sd15(tokenizer: Any) -> Any:
     )
 
 
-def sdxl(tokenizer: Any) -> Any:
+def sdxl(tokenizer: Any, **unet: int) -> Any:
+    """Return the pipeline. `unet` has entries of the U-Net's config."""
     return diffusers.StableDiffusionXLPipeline(
         vae=random_model(diffusers.AutoencoderKL, sd.SDXL_VAE),
         text_encoder=random_model(transformers.CLIPTextModel, sd.SD15_TEXT),
         text_encoder_2=random_model(transformers.CLIPTextModelWithProjection, sd.SDXL_TEXT_2),
         tokenizer=tokenizer,
         tokenizer_2=tokenizer,
-        unet=random_model(diffusers.UNet2DConditionModel, sd.SDXL),
+        unet=random_model(diffusers.UNet2DConditionModel, sd.SDXL | unet),
         scheduler=diffusers.EulerDiscreteScheduler(**sd.SDXL_SCHEDULER),
         add_watermarker=False,
     )
