@@ -15,6 +15,7 @@ _EXPORTS = {
     "AutoencoderTiny": "fastdiff.models.autoencoder_tiny",
     "CLIPTextModel": "fastdiff.models.clip",
     "CLIPTextModelWithProjection": "fastdiff.models.clip",
+    "CLIPVisionModelWithProjection": "fastdiff.models.clip_vision",
     "ControlNetModel": "fastdiff.models.controlnet",
     "DiTTransformer2DModel": "fastdiff.models.dit",
     "InputError": "fastdiff.errors",

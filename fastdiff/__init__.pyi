@@ -9,6 +9,7 @@ from fastdiff.models.autoencoder import AutoencoderKL as AutoencoderKL
 from fastdiff.models.autoencoder_tiny import AutoencoderTiny as AutoencoderTiny
 from fastdiff.models.clip import CLIPTextModel as CLIPTextModel
 from fastdiff.models.clip import CLIPTextModelWithProjection as CLIPTextModelWithProjection
+from fastdiff.models.clip_vision import CLIPVisionModelWithProjection as CLIPVisionModelWithProjection
 from fastdiff.models.controlnet import ControlNetModel as ControlNetModel
 from fastdiff.models.dit import DiTTransformer2DModel as DiTTransformer2DModel
 from fastdiff.models.unet1d import UNet1DModel as UNet1DModel

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fastdiff.arguments import naming
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig, AutoencoderTinyConfig
-from fastdiff.checkpoints.configs.clip import CLIPTextConfig, CLIPTextConfigWithProjection
+from fastdiff.checkpoints.configs.clip import CLIPTextConfig, CLIPTextConfigWithProjection, CLIPVisionConfig
 from fastdiff.checkpoints.configs.controlnet import ControlNetConfig
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
@@ -97,6 +97,7 @@ TEXT_ENCODER = ModelPart("text_encoder", ("CLIPTextModel",), CLIPTextConfig, in_
 TEXT_ENCODER_2 = ModelPart(
     "text_encoder_2", ("CLIPTextModelWithProjection",), CLIPTextConfigWithProjection, in_8_bits=True
 )
+IMAGE_ENCODER = ModelPart("image_encoder", ("CLIPVisionModelWithProjection",), CLIPVisionConfig)
 TOKENIZER = TokenizerPart("tokenizer", ("CLIPTokenizer", "CLIPTokenizerFast"))
 TOKENIZER_2 = TokenizerPart("tokenizer_2", TOKENIZER.classes)
 SCHEDULER = Part("scheduler")

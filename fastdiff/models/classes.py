@@ -8,14 +8,24 @@ from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import ModelPart
-from fastdiff.models import autoencoder, autoencoder_tiny, clip, controlnet, dit, unet1d, unet2d, unet2d_condition
+from fastdiff.models import (
+    autoencoder,
+    autoencoder_tiny,
+    clip,
+    clip_vision,
+    controlnet,
+    dit,
+    unet1d,
+    unet2d,
+    unet2d_condition,
+)
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 
 # Each adds its classes to Model.classes
-MODULES = (autoencoder, autoencoder_tiny, clip, controlnet, dit, unet1d, unet2d, unet2d_condition)
+MODULES = (autoencoder, autoencoder_tiny, clip, clip_vision, controlnet, dit, unet1d, unet2d, unet2d_condition)
 
 
 def model_class(part: ModelPart, kind: type[AnyModel]) -> type[AnyModel]:

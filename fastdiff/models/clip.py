@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastdiff.checkpoints import registry
-from fastdiff.checkpoints.configs.clip import OLD_END, CLIPTextConfig, CLIPTextConfigWithProjection
+from fastdiff.checkpoints.configs.clip import OLD_END, CLIPConfig, CLIPTextConfig, CLIPTextConfigWithProjection
 from fastdiff.errors import InputError
 from fastdiff.execution.cpu_workers import map_pictures
 from fastdiff.execution.tensors import INDICES, tensor, within
@@ -76,37 +76,41 @@ class CLIPTextEmbeddings(nn.Module):
 
 
 class Stream(NamedTuple):
-    """The tokens between layers: x + branch. The norm that reads them computes the sum."""
+    """The tokens between layers: x + branch, or x alone. The norm that reads them computes the sum."""
 
     x: Tensor  # (1, L, C)
-    branch: Tensor  # (1, L, C)
+    branch: Tensor | None = None  # (1, L, C)
 
     def normed(self, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
         """Return the normalised sum and the sum."""
+        if self.branch is None:
+            alone = layer_norm(self.x, norm.weight, norm.bias, eps=norm.eps)
+            assert isinstance(alone, Tensor)
+            return alone, self.x
         normed = layer_norm(self.branch, norm.weight, norm.bias, residual=self.x, eps=norm.eps)
         assert isinstance(normed, tuple) and isinstance(normed[0], Tensor)
         return normed[0], normed[1]
 
 
 class CLIPAttention(nn.Module):
-    """Causal self-attention; transformers' class of this name, with Q, K and V in one projection."""
+    """Self-attention; transformers' class of this name, with Q, K and V in one projection."""
 
-    def __init__(self, config: CLIPTextConfig):
+    def __init__(self, config: CLIPConfig, *, causal: bool):
         super().__init__()
-        self.heads = config.num_attention_heads
+        self.heads, self.causal = config.num_attention_heads, causal
         self.qkv_proj = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = linear(x, self.qkv_proj.weight, self.qkv_proj.bias)  # (1, L, 3 C)
-        x = attention(*qkv.chunk(3, dim=-1), heads=self.heads, causal=True)
+        x = attention(*qkv.chunk(3, dim=-1), heads=self.heads, causal=self.causal)
         return linear(x, self.out_proj.weight, self.out_proj.bias)
 
 
 class CLIPMLP(nn.Module):
     """Linear, activation, linear; transformers' class of this name."""
 
-    def __init__(self, config: CLIPTextConfig):
+    def __init__(self, config: CLIPConfig):
         super().__init__()
         self.activation = config.hidden_act
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
@@ -120,9 +124,9 @@ class CLIPMLP(nn.Module):
 class CLIPEncoderLayer(nn.Module):
     """Attention and an MLP, each after a norm; transformers' class of this name."""
 
-    def __init__(self, config: CLIPTextConfig):
+    def __init__(self, config: CLIPConfig, *, causal: bool):
         super().__init__()
-        self.self_attn = CLIPAttention(config)
+        self.self_attn = CLIPAttention(config, causal=causal)
         self.layer_norm1 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.mlp = CLIPMLP(config)
         self.layer_norm2 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
@@ -132,6 +136,18 @@ class CLIPEncoderLayer(nn.Module):
         h, before = stream.normed(self.layer_norm1)
         h, x = Stream(before, self.self_attn(h)).normed(self.layer_norm2)
         return Stream(x, self.mlp(h)), before
+
+
+def encoder_layers(config: CLIPConfig, *, causal: bool) -> nn.ModuleDict:
+    """Return the layers of an encoder, as the module `encoder` of transformers' models."""
+    layers = (CLIPEncoderLayer(config, causal=causal) for _ in range(config.num_hidden_layers))
+    return nn.ModuleDict({"layers": nn.ModuleList(layers)})
+
+
+def stacked_projections(config: CLIPConfig) -> dict[str, dict[str, int]]:
+    """Return `Model.stacked` for the attentions of an encoder."""
+    attentions = [f"encoder.layers.{i}.self_attn." for i in range(config.num_hidden_layers)]
+    return {f"{path}qkv_proj.": {f"{path}{name}.": 1 for name in QKV} for path in attentions}
 
 
 class CLIPTextModel(Model):
@@ -151,12 +167,10 @@ class CLIPTextModel(Model):
     def __init__(self, config: CLIPTextConfig):
         super().__init__(config)
         self.embeddings = CLIPTextEmbeddings(config)
-        layers = nn.ModuleList(CLIPEncoderLayer(config) for _ in range(config.num_hidden_layers))
-        self.encoder = nn.ModuleDict({"layers": layers})
+        self.encoder = encoder_layers(config, causal=True)
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        attentions = [f"encoder.layers.{i}.self_attn." for i in range(config.num_hidden_layers)]
         self.times_changed = 0  # how often tokens were added or taken away
-        self.stacked = {f"{path}qkv_proj.": {f"{path}{name}.": 1 for name in QKV} for path in attentions}
+        self.stacked = stacked_projections(config)
         self._lay_out()
 
     def saved_key(self, key: str) -> str:

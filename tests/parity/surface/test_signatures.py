@@ -68,8 +68,12 @@ MODELS = {
     "AutoencoderKL": BLOCKS,
     "AutoencoderTiny": {},
 }
-TEXT_ENCODERS = ("CLIPTextModel", "CLIPTextModelWithProjection")
-TEXT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+ENCODERS = {  # transformers' class -> the class of its config
+    "CLIPTextModel": "CLIPTextConfig",
+    "CLIPTextModelWithProjection": "CLIPTextConfig",
+    "CLIPVisionModelWithProjection": "CLIPVisionConfig",
+}
+ENCODER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 # Defaults of ours that are not diffusers', and why they give the same
 EQUIVALENT = {
@@ -77,6 +81,7 @@ EQUIVALENT = {
     ("forward", "timestep"): (NOTHING, "diffusers' DiT cannot run without a timestep"),
     ("scale_noise", "noise"): (NOTHING, "diffusers cannot scale None"),
     ("forward", "input_ids"): (NOTHING, "transformers cannot run without ids"),
+    ("forward", "pixel_values"): (NOTHING, "transformers cannot run without a picture"),
 }
 
 
@@ -96,7 +101,7 @@ def scheduler(request):
 def test_every_model_is_walked():
     kinds = [kind for kind in classes.Model.classes.values() if kind.__module__.startswith("fastdiff.")]
     ours = {kind.__name__ for kind in kinds if hasattr(kind, "part")}
-    assert ours == {*MODELS, *TEXT_ENCODERS}
+    assert ours == {*MODELS, *ENCODERS}
 
 
 def test_models_have_what_diffusers_models_have(model):
@@ -144,15 +149,16 @@ def test_schedulers_refuse_by_name(scheduler):
 def test_refused_names_are_names_of_diffusers():
     """A name that diffusers removes, or that we support, leaves the tables."""
     classes = [getattr(diffusers, name) for name in (*MODELS, *SAMPLERS)]
-    classes += [getattr(transformers, name) for name in TEXT_ENCODERS]
+    classes += [getattr(transformers, name) for name in ENCODERS]
     unknown = [name for name in {*OF_MODELS, *OF_SCHEDULERS} if not any(hasattr(each, name) for each in classes)]
     assert unknown == []
 
 
-@pytest.mark.parametrize("name", TEXT_ENCODERS)
-def test_text_encoders_are_called_as_transformers(name):
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_are_called_as_transformers(name):
     theirs, kind = getattr(transformers, name), getattr(fastdiff, name)
-    ours = kind(transformers.CLIPTextConfig(**TEXT))
+    config = getattr(transformers, ENCODERS[name])(**ENCODER)
+    ours = kind(config)
     lines = walk.differences("forward", theirs.forward, kind.forward, EQUIVALENT)
     for method in (
         "num_parameters",
@@ -164,7 +170,7 @@ def test_text_encoders_are_called_as_transformers(name):
     assert not lines, "\n".join(lines)
     names = ("push_to_hub", "add_adapter", "load_adapter", "dequantize", "gradient_checkpointing_enable")
     walk.assert_refused(ours, [*names, "resize_token_embeddings", "set_input_embeddings", "register_for_auto_class"])
-    state = theirs(transformers.CLIPTextConfig(**TEXT))
+    state = theirs(config)
     assert ours.num_parameters() == state.num_parameters()
     assert ours.get_memory_footprint() == state.get_memory_footprint(return_buffers=False)
 
