@@ -44,7 +44,7 @@ class CLIPVisionEmbeddings(nn.Module):
         self.position_embedding = nn.Embedding(config.side**2 + 1, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(1, H, W, C_in) -> (1, side^2 + 1, C). Pixels that fill no patch are left out, as by a strided convolution."""
+        """(1, H, W, C_in) -> (1, side^2 + 1, C). Pixels that fill no patch are left out."""
         side, size = self.side, self.patch_size
         x = x[:, : side * size, : side * size]
         patches = x.reshape(1, side, size, side, size, -1).transpose(2, 3).reshape(1, side**2, -1)

@@ -58,7 +58,7 @@ class CLIPImageProcessor:
 def _picture(given: Any, name: str) -> Image.Image:
     if isinstance(given, Image.Image):
         return given
-    if isinstance(given, np.ndarray) and given.dtype == np.uint8 and given.ndim == 3 and given.shape[2] == 3:
-        if given.size:
-            return Image.fromarray(np.ascontiguousarray(given))
+    is_bytes = isinstance(given, np.ndarray) and given.dtype == np.uint8 and given.size > 0
+    if is_bytes and given.ndim == 3 and given.shape[2] == 3:
+        return Image.fromarray(np.ascontiguousarray(given))
     raise InputError(f"{name}: {shown(given)} is no picture; give PIL images, or arrays (H, W, 3) of bytes")
