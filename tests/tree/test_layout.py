@@ -45,7 +45,7 @@ FLOORS = (
     ("kernels.plans",),
     ("kernels.host",),
     ("kernels.device",),
-    ("__init__", "arguments", "errors", "extras", "kinds", "outputs", "refused", "sampler_names", "schema"),
+    ("__init__", "arguments", "edges", "errors", "extras", "kinds", "outputs", "refused", "sampler_names", "schema"),
 )
 
 

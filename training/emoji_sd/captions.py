@@ -56,15 +56,15 @@ def caption_table(words: Sequence[Words], variants: int, seed: int) -> list[list
     ]
 
 
-def drawn_prompts(ids: Tensor, empty: Tensor, pictures: Tensor) -> Tensor:
+def drawn_prompts(ids: Tensor, empty: Tensor, pictures: Tensor, dropped: float = DROPPED) -> Tensor:
     """Draw a caption, or no words, for each picture: ids (N, V, L) integers, empty (L,), pictures (B,) -> (B, L) int64.
 
-    Draws from torch's default generator, without a read-back from the device.
+    dropped: the share of empty prompts. Draws from torch's default generator, without a read-back from the device.
     """
     count, device = len(pictures), pictures.device
     variant = torch.randint(ids.shape[1], (count,), device=device)
-    dropped = torch.rand(count, 1, device=device) < DROPPED
-    return torch.where(dropped, empty, ids[pictures, variant]).long()
+    is_empty = torch.rand(count, 1, device=device) < dropped
+    return torch.where(is_empty, empty, ids[pictures, variant]).long()
 
 
 def folded(text: str) -> str:

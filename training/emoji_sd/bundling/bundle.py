@@ -49,12 +49,12 @@ def copy_model(trained: Path, folder: Path, sampler: str) -> None:
     write_json(path, index | {"scheduler": ["diffusers", type(scheduler).__name__]})
 
 
-def check_model(folder: Path) -> None:
+def check_model(folder: Path, most_bytes: int = MOST_BYTES) -> None:
     """Raise ValueError if a folder is too large, names a folder of its machine, or has weights that are not finite."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    if size > MOST_BYTES:
+    if size > most_bytes:
         raise ValueError(
-            f"{folder} has {size / 2**20:.2f} MiB, more than {MOST_BYTES / 2**20:g}; train a smaller model"
+            f"{folder} has {size / 2**20:.2f} MiB, more than {most_bytes / 2**20:g}; train a smaller model"
         )
     for path in folder.rglob("*.json"):
         if "_name_or_path" in path.read_text(encoding="utf-8"):

@@ -36,14 +36,21 @@ def draw(
     guidance_scale: float,
     num_inference_steps: int,
     sampler: str = "dpm++2m",
+    control: Tensor | None = None,
+    control_scale: float = 1.0,
 ) -> Tensor:
-    """Draw a picture per (prompt, seed), noise from the seed's CPU generator: (N, 3, 128, 128) uint8 on the CPU."""
+    """Draw a picture per (prompt, seed), noise from the seed's CPU generator: (N, 3, 128, 128) uint8 on the CPU.
+
+    control: for a pipeline with a ControlNet, the control pictures (N, 3, 128, 128) uint8, and how much they count.
+    """
     config = {key: value for key, value in pipeline.scheduler.config.items() if key != "clip_sample"}
     pipeline.scheduler = SAMPLERS[sampler].from_config(config, **({"clip_sample": False} if sampler == "ddim" else {}))
     options = {"guidance_scale": guidance_scale, "num_inference_steps": num_inference_steps, "output_type": "pt"}
     parts = []
     for start in range(0, len(prompts), BATCH):
         generators = [torch.Generator().manual_seed(seed) for seed in seeds[start:][:BATCH]]
+        if control is not None:
+            options |= {"image": control[start:][:BATCH].float() / 255, "controlnet_conditioning_scale": control_scale}
         drawn = pipeline(list(prompts[start:][:BATCH]), generator=generators, **options).images
         parts.append((255 * drawn.float()).round().clamp(0, 255).byte().cpu())
     return torch.cat(parts)
