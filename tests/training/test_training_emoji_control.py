@@ -153,6 +153,11 @@ def test_training_moves_the_controlnet_alone(arguments, tmp_path):
         trainer.train_step(4)
     assert all(torch.equal(p, frozen[name]) for name, p in trainer.predict.named_parameters())
     assert not [name for name, p in trainer.weights.model.named_parameters() if torch.equal(p, before[name])]
+    trainer.save()
+    written = load_controlnet(tmp_path / "model", "cpu").state_dict()
+    average, last = trainer.weights.ema.state_dict(), trainer.weights.model.state_dict()
+    assert all(torch.equal(value, average[key].half().float()) for key, value in written.items())
+    assert not all(torch.equal(value, last[key].half().float()) for key, value in written.items())
 
 
 @pytest.mark.slow
@@ -202,9 +207,10 @@ def test_the_clock_extrapolates_the_steps_of_a_run(arguments, tmp_path, monkeypa
 def test_the_control_scale_and_the_control_picture_reach_the_pipeline(model):
     pipeline = load_pipeline(model, "cpu")
     controlnet = build_controlnet(pipeline)
-    torch.nn.init.normal_(controlnet.controlnet_cond_embedding.conv_out.weight, std=0.5)
-    for layer in controlnet.controlnet_down_blocks:
-        torch.nn.init.normal_(layer.weight, std=5)
+    torch.manual_seed(0)
+    for layer in (controlnet.controlnet_cond_embedding, controlnet.controlnet_down_blocks):
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
     controlled = controlled_pipeline(pipeline, controlnet)
     options = {"guidance_scale": 2.0, "num_inference_steps": 2}
     control = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
