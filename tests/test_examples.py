@@ -19,8 +19,11 @@ SCRIPTS = {  # name -> what it prints last
     "accelerate_diffusers": "largest difference, restored:    0.0e+00 of 1",
     "planner": "each begins with the observation: True",
     "bulk": "again: 4 pictures",
+    "image_to_image": "two sheets: strengths.png, green-apple.png",
+    "inpainting": "two sheets: mouth.png, green-body.png",
 }
 QUICK = ("own_loop",)
+STEPS = {"image_to_image": 5}  # at a strength of 0.2, fewer would leave no step
 
 
 def run(arguments: list[str], folder: Path, text: str | None = None) -> str:
@@ -58,7 +61,7 @@ def test_scripts_are_short():
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS]
 )
 def test_scripts_run(name, tmp_path):
-    printed = run([str(EXAMPLES / f"{name}.py"), "--steps", "2"], tmp_path)
+    printed = run([str(EXAMPLES / f"{name}.py"), "--steps", str(STEPS.get(name, 2))], tmp_path)
     assert printed.splitlines()[-1] == SCRIPTS[name]
 
 
