@@ -272,6 +272,21 @@ TABLES: dict[str, Table] = {
         {"sdxl": "Stable Diffusion XL"},
         "",
     ),
+    "pictures-in": Table(
+        "pictures_in",
+        [
+            *(Column(f"{HEADINGS[who]}, s", of(f"{who}_s"), least_is_bold=True) for who in PEERS),
+            *(Column(f"a step, {HEADINGS[who]}, ms", of(f"{who}_step_ms")) for who in PEERS),
+            *(Column(f"error, {HEADINGS[who]}", percent(f"{who}_err"), digits=2) for who in PEERS if who != "eager"),
+        ],
+        {
+            "sd15-image-to-image-b4": "Stable Diffusion 1.5, image to image, 4 pictures",
+            "sdxl-inpainting": "Stable Diffusion XL, inpainting",
+            "sd15-hires-1536": "Stable Diffusion 1.5, 768x768, then 1536x1536",
+            "sd15-prompt-to-png": "Stable Diffusion 1.5, prompt to PNG, 20 steps",
+        },
+        "",
+    ),
     "text-to-image-cpu": Table(
         "text_to_image_cpu",
         [
