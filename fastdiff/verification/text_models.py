@@ -101,6 +101,7 @@ def _load_theirs(
     pipeline, libraries = card.pipeline, {"transformers": transformers, "diffusers": diffusers}
     options = {"requires_safety_checker": False, "add_watermarker": False}
     options |= {"force_zeros_for_empty_prompt": card.zeros_for_no_prompt}
+    options |= {"requires_aesthetics_score": card.options.get("requires_aesthetics_score", False)}
     parts: dict[str, Any] = dict.fromkeys([*(part.name for part in pipeline.parts), *pipeline.unused])
     parts |= {name: value for name, value in options.items() if name in pipeline.options}
     for part in (*pipeline.denoisers, *pipeline.companions):
@@ -193,6 +194,8 @@ def encoded_prompts(pipe: "TextToImagePipeline") -> dict[str, Any]:
     """Return arguments of a U-Net call: an encoded prompt and an encoded negative prompt."""
     import torch
 
+    from fastdiff.pipelines.sizes import SCORES
+
     given = random_prompt(pipe.denoiser.config, 2, pipe.device)
     if not pipe.encoders.models:
         return given
@@ -201,7 +204,8 @@ def encoded_prompts(pipe: "TextToImagePipeline") -> dict[str, Any]:
     if pipe.encoders.of_sdxl:
         added = given["added_cond_kwargs"]
         added["text_embeds"] = torch.stack([each.pooled for each in encoded if each.pooled is not None])
-        added["time_ids"] = torch.tensor([[512.0, 512, 0, 0, 512, 512]] * 2, device=pipe.device)
+        last = (SCORES["aesthetic_score"],) if pipe.encoders.of_refiner else (512, 512)
+        added["time_ids"] = torch.tensor([[512.0, 512, 0, 0, *last]] * 2, device=pipe.device)
     return given
 
 
@@ -212,15 +216,15 @@ def _pictures(pipe: "TextToImagePipeline", theirs: Any, card: ModelCard, steps: 
     sampling = complete_sampling(
         SamplingOptions(pipe.scheduler_name, steps), ModelFacts.of(card), LIBRARY, labelled=False
     )
-    x_T = noise(card.config, 1).to(pipe.device)
+    begins = _begins(pipe, card)
 
     def drawn(pipeline: Any) -> "Tensor":
         return pipeline(
             **_prompts(pipe),
+            **{name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in begins.items()},
             num_inference_steps=steps,
             guidance_scale=sampling.guidance_scale,
             eta=sampling.eta or 0.0,
-            latents=x_T.clone(),
             generator=torch.Generator().manual_seed(SEED),
             output_type="pt",
         ).images
@@ -230,6 +234,24 @@ def _pictures(pipe: "TextToImagePipeline", theirs: Any, card: ModelCard, steps: 
         expected = drawn(theirs)
     name = f"{steps} steps of {pipe.scheduler_name}, guidance {sampling.guidance_scale:g}"
     return compare(name, 2 * ours - 1, 2 * expected - 1, FINAL_TOLERANCE)
+
+
+def _begins(pipe: "TextToImagePipeline", card: ModelCard) -> dict[str, Any]:
+    """Return the arguments of a pipeline call that it begins with: noise, and a picture and a mask if it needs them."""
+    import torch
+
+    x_T = noise(card.config, 1)[:, : card.config.state_channels].to(pipe.device)
+    inpaints = card.pipeline.name.endswith("InpaintPipeline")
+    if not inpaints and not card.pipeline.name.endswith("Img2ImgPipeline"):
+        return {"latents": x_T}
+    height, width = (pipe.scale * side for side in x_T.shape[2:])
+    image = torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(SEED))
+    if not inpaints:
+        return {"image": image, "strength": 1.0}
+    mask = torch.zeros(1, 1, height, width)
+    mask[..., : width // 2] = 1
+    sizes = {"height": height, "width": width}
+    return {"image": image, "mask_image": mask, "strength": 1.0, "latents": x_T} | sizes
 
 
 def _prompts(pipe: "TextToImagePipeline") -> dict[str, Any]:

@@ -8,18 +8,21 @@ from tests.checkpoints.single_files import headers, ldm
 
 
 @pytest.mark.filterwarnings("ignore")  # diffusers' own
-@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+@pytest.mark.parametrize("kind", ["sd1", "sdxl", "sd1-inpainting", "sdxl-refiner"])
 def test_diffusers_reads_the_folder_with_the_same_weights(here, tmp_path, kind):
     _, pipe, folder, _ = ldm.save_pipeline(kind, tmp_path)
     ldm.save(ldm.whole(kind, pipe) | {"v_pred": torch.empty(0)}, tmp_path / "half.safetensors", dtype=torch.float16)
     done = here("convert", "half.safetensors", "--out", "out", "--config", folder)
     assert done.returncode == 0, done.stderr
     theirs = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "out", torch_dtype=torch.float16)
-    for name in ("unet", "vae", "text_encoder"):
+    assert type(theirs) is type(pipe)
+    encoders = [name for name in ("text_encoder", "text_encoder_2") if getattr(pipe, name, None) is not None]
+    for name in ("unet", "vae", *encoders):
         ours, wanted = getattr(theirs, name).state_dict(), getattr(pipe, name).state_dict()
         assert [key for key in wanted if not torch.equal(ours[key], wanted[key].half())] == []
     assert theirs.scheduler.config.prediction_type == "v_prediction"
-    assert theirs.tokenizer("a cat").input_ids == pipe.tokenizer("a cat").input_ids
+    words, their_words = (each.tokenizer or each.tokenizer_2 for each in (pipe, theirs))
+    assert their_words("a cat").input_ids == words("a cat").input_ids
 
 
 def test_what_fails_leaves_nothing(here, tmp_path, refused, monkeypatch, capfd):

@@ -60,6 +60,7 @@ CLIP = {
     "eos_token_id": 2,  # as in old configs, whatever the end token is
 }
 OPEN_CLIP = CLIP | {"hidden_act": "gelu"}
+PROJECTING = OPEN_CLIP | {"hidden_size": 40, "projection_dim": 24}
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
 
 
@@ -118,6 +119,29 @@ def text_pipeline(kind: str, **parts: Any) -> diffusers.DiffusionPipeline:
     return pipe
 
 
+def inpainting_pipeline(kind: str, **parts: Any) -> diffusers.DiffusionPipeline:
+    """Return a live pipeline of an inpainting model, whose U-Net has nine input channels. As `text_pipeline`."""
+    parts = text_pipeline(kind, unet=tiny_unet(kind, in_channels=9), **parts).components
+    if kind == "sdxl":
+        pipe = diffusers.StableDiffusionXLInpaintPipeline(**parts, add_watermarker=False)
+    else:
+        pipe = diffusers.StableDiffusionInpaintPipeline(**parts, requires_safety_checker=False)
+    pipe.unet.register_to_config(sample_size=8)  # the pipeline sets it to 64
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def refiner_pipeline() -> diffusers.DiffusionPipeline:
+    """Return a live pipeline of SDXL's refiner, which has the second text encoder alone."""
+    encoder = tiny_encoder(PROJECTING, transformers.CLIPTextModelWithProjection, seed=1)
+    unet = tiny_unet("sdxl", cross_attention_dim=40, projection_class_embeddings_input_dim=5 * 8 + 24)
+    parts = text_pipeline("sdxl").components
+    parts |= {"unet": unet, "text_encoder": None, "tokenizer": None, "text_encoder_2": encoder}
+    pipe = diffusers.StableDiffusionXLImg2ImgPipeline(**parts, requires_aesthetics_score=True, add_watermarker=False)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
 def _sd1(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:
     scheduler = diffusers.PNDMScheduler(**BETAS, skip_prk_steps=True, set_alpha_to_one=False)
     own = {"text_encoder": tiny_encoder(CLIP), "tokenizer": _tokenizer("<|endoftext|>"), "scheduler": scheduler}
@@ -139,10 +163,9 @@ def _stable_diffusion(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:
 
 
 def _sdxl(parts: dict[str, Any]) -> diffusers.DiffusionPipeline:
-    projecting = OPEN_CLIP | {"hidden_size": 40, "projection_dim": 24}
     own = {
         "text_encoder": tiny_encoder(CLIP),
-        "text_encoder_2": tiny_encoder(projecting, transformers.CLIPTextModelWithProjection, seed=1),
+        "text_encoder_2": tiny_encoder(PROJECTING, transformers.CLIPTextModelWithProjection, seed=1),
         "tokenizer": _tokenizer("<|endoftext|>"),
         "tokenizer_2": _tokenizer("!"),
         "scheduler": diffusers.EulerDiscreteScheduler(**BETAS, timestep_spacing="leading"),

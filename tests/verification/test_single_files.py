@@ -45,8 +45,12 @@ def test_every_part_of_a_file_agrees(saved, tmp_path, capsys):
     assert set(parts) <= rows(out).keys()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sd2", "sd2-base", "sdxl"])
+SLOW = ["sd2", "sd2-base", "sdxl", "sd2-inpainting", "sdxl-inpainting"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["sd1-inpainting", "sdxl-refiner", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)]
+)
 def test_other_kinds_agree(tmp_path, capsys, kind):
     """SD 2-base differs from SD 2 in what it predicts. Another VAE is scaled as the model's kind asks."""
     _, pipe, folder, file = ldm.save_pipeline(kind.removesuffix("-base"), tmp_path)
@@ -57,6 +61,7 @@ def test_other_kinds_agree(tmp_path, capsys, kind):
     for more in ([], ["--vae", vae]):
         code, out, err = verify(capsys, file, folder, *more)
         assert (code, err) == (0, "") and out.endswith("within tolerance\n")
+    assert cli.main(["verify", str(folder), "--device", "cpu"]) == 0
 
 
 def test_a_wrong_name_of_a_tensor_is_found(saved, capsys, monkeypatch):

@@ -21,7 +21,8 @@ from fastdiff.schema import checked
 CONFIGS = Path(__file__).parent / "configs"
 BASE_STEP = 875_000  # the training steps of SD 2-base, which predicts the noise
 
-_FOLDERS = {kinds.SD1: "sd1", kinds.SDXL: "sdxl"}
+_FOLDERS = {kinds.SD1: "sd1", kinds.SDXL: "sdxl", kinds.REFINER: "sdxl-refiner"}
+_FOLDERS_OF_INPAINTING = {kinds.SD1: "sd1-inpainting", kinds.SD2: "sd2-inpainting", kinds.SDXL: "sdxl-inpainting"}
 _FOLDERS_OF_SD2: dict[PredictionType, str] = {"epsilon": "sd2-base", "v_prediction": "sd2-v"}
 _ZERO_SNR = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}  # Lin et al. 2024, arXiv 2305.08891
 _WITHOUT_ZERO_SNR, _WITH_ZERO_SNR = "PNDMScheduler", "DDIMScheduler"
@@ -115,13 +116,15 @@ def place_of_part(
     base = file.base or (kinds.SD1 if part.name == registry.VAE.name else file.encoders_base)
     if base is None:
         raise InputError(f"{path} is a {file.kind}; give the folder of its config as config")
-    folder = _FOLDERS_OF_SD2["v_prediction"] if base == kinds.SD2 else _FOLDERS[base]
-    return CONFIGS / folder / part.name, inside
+    return _own_configs(file, base) / part.name, inside
 
 
 def guessed_prediction(file: SingleFile) -> PredictionType:
-    """Return what a file of SD 2 probably predicts, as diffusers guesses it: SD 2-base has 875,000 training steps."""
-    return "epsilon" if file.global_step() == BASE_STEP else "v_prediction"
+    """Return what a file of SD 2 probably predicts, as diffusers guesses it: SD 2-base has 875,000 training steps.
+
+    The published model for inpainting was made of SD 2-base.
+    """
+    return "epsilon" if file.inpaints or file.global_step() == BASE_STEP else "v_prediction"
 
 
 def _scheduler_changes(file: SingleFile, options: FileOptions, name: str) -> tuple[dict[str, Any], str | None]:
@@ -151,7 +154,14 @@ def _configs(file: SingleFile, options: FileOptions, prediction: PredictionType 
         raise InputError(f"{file.path} is a {file.kind}, without a U-Net that draws; {kinds.HOLDS}")
     if file.base is None:
         raise InputError(f"{file.path} is a {file.kind}; give the folder of its configs as config")
-    return CONFIGS / (_FOLDERS_OF_SD2[prediction or "v_prediction"] if file.base == kinds.SD2 else _FOLDERS[file.base])
+    return _own_configs(file, file.base, prediction)
+
+
+def _own_configs(file: SingleFile, base: str, prediction: PredictionType | None = None) -> Path:
+    """Return the folder of fastdiff's configs for a file of a base model."""
+    if file.inpaints:
+        return CONFIGS / _FOLDERS_OF_INPAINTING[base]
+    return CONFIGS / (_FOLDERS_OF_SD2[prediction or "v_prediction"] if base == kinds.SD2 else _FOLDERS[base])
 
 
 def _weights(file: SingleFile, card: ModelCard, options: FileOptions, given: Mapping[str, Any]) -> dict[str, InFile]:

@@ -11,6 +11,7 @@ from fastdiff.checkpoints.registry import TEXT_ENCODER, TEXT_ENCODER_2, UNET_CON
 
 # Base models
 SD1, SD2, SDXL = "Stable Diffusion 1", "Stable Diffusion 2", "Stable Diffusion XL"
+REFINER = "Stable Diffusion XL's refiner"
 BASES = (SD1, SD2, SDXL)
 
 # Layouts of keys
@@ -41,13 +42,13 @@ MARKS = (
     Mark(_ENCODER, OPEN_CLIP, "cond_stage_model.model.", _OPEN_TOKENS, SD2),
     Mark(_ENCODER, CLIP, "conditioner.embedders.0.transformer.", _TOKENS, SDXL),
     Mark(_ENCODER_2, OPEN_CLIP, "conditioner.embedders.1.model.", _OPEN_TOKENS, SDXL),
+    Mark(_ENCODER_2, OPEN_CLIP, "conditioner.embedders.0.model.", _OPEN_TOKENS, REFINER),
     Mark(_ENCODER, CLIP, "", _TOKENS),
     Mark(_ENCODER, OPEN_CLIP, "", _OPEN_TOKENS),
 )
 
 # The width of the text that a U-Net reads, and of a text encoder, tells the base model.
-BY_CONTEXT = {768: SD1, 1024: SD2, 2048: SDXL}
-REFINER_CONTEXT = 1280
+BY_CONTEXT = {768: SD1, 1024: SD2, 1280: REFINER, 2048: SDXL}
 _READS_TEXT = re.compile(r"to_[kv](?:\b|_lora).*(?:[._]down|\.lora_down|\.lora_A(?:\.\w+)?)\.weight$")  # of a LoRA
 ENCODERS = {768: "CLIP ViT-L", 1024: "OpenCLIP ViT-H", 1280: "OpenCLIP ViT-bigG"}
 BY_ENCODER = {768: SD1, 1024: SD2, 1280: SDXL}
@@ -57,9 +58,9 @@ CHANNELS = {  # of a U-Net's input, for other tasks than text to image
     5: "a depth-to-image model",
     7: "an upscaler of Stable Diffusion",
     8: "an InstructPix2Pix model",
-    9: "an inpainting model",
 }
 LATENTS = 4  # channels; VAEs of other model families have more
+INPAINTING = 2 * LATENTS + 1  # channels: latents, a mask, and the latents of the picture without its masked part
 
 EMBEDDING = "a textual inversion"
 CHANGES = "changes a model and is none itself"
@@ -93,7 +94,6 @@ REFUSED = (
     Refused("a depth-to-image model", r"^depth_model\.", alone=False),
     Refused("an unCLIP model", r"^noise_augmentor\.|^embedder\.model\.", alone=False),
     Refused("Playground 2.5", r"^edm_(?:mean|std)$", alone=False),
-    Refused("SDXL's refiner", r"^conditioner\.embedders\.0\.model\.", alone=False),
     Refused("Hunyuan Video", r"individual_token_refiner\."),
     Refused("Chroma", r"distilled_guidance_layer\."),
     Refused("Flux 2", r"single_stream_modulation\."),

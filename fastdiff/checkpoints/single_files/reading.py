@@ -46,6 +46,7 @@ class SingleFile:
     parts: Mapping[str, InFile]  # by their names in a pipeline
     header: Header
     refusal: str | None = None  # why fastdiff cannot load it
+    inpaints: bool = False  # whether its U-Net also reads a mask and a masked picture
 
     def check(self) -> None:
         """Raise InputError if fastdiff cannot load the file."""
@@ -158,7 +159,8 @@ def read_single_file(path: str | Path) -> SingleFile:
     other = _other_task(found, header.tensors)
     if other is not None:
         return SingleFile(path, other, base, parts, header, f"is {other}: {kinds.OTHER}; {kinds.HOLDS}")
-    return _named(SingleFile(path, "", base, _named_by_width(parts, header.tensors), header))
+    inpaints = _channels(found, header.tensors) == kinds.INPAINTING
+    return _named(SingleFile(path, "", base, _named_by_width(parts, header.tensors), header, inpaints=inpaints))
 
 
 def checked_header(path: Path, pickled: str = _PICKLED) -> Header:
@@ -254,6 +256,12 @@ def _unet(found: Mapping[str, Mark]) -> Mark | None:
     return next((mark for mark in found.values() if mark.part == UNET_CONDITION.name), None)
 
 
+def _channels(found: Mapping[str, Mark], tensors: Mapping[str, StoredTensor]) -> int | None:
+    """Return the input channels of the U-Net, 0 for a malformed one. None without a U-Net."""
+    unet = _unet(found)
+    return None if unet is None else next(iter(tensors[f"{unet.prefix}{unet.key}"].shape[1:2]), 0)
+
+
 def _context(unet: Mark, tensors: Mapping[str, StoredTensor]) -> int | None:
     """Return the width of the text that a U-Net reads."""
     end = ".attn2.to_k.weight"
@@ -268,15 +276,12 @@ def _unets_base(found: Mapping[str, Mark], tensors: Mapping[str, StoredTensor]) 
 
 
 def _other_task(found: Mapping[str, Mark], tensors: Mapping[str, StoredTensor]) -> str | None:
-    """Return the name of a model that does something else than text to image, or of another family's part."""
-    unet = _unet(found)
-    if unet is not None:
-        channels = tensors[f"{unet.prefix}{unet.key}"].shape[1:2]
-        if channels != (kinds.LATENTS,):
-            count = channels[0] if channels else 0
-            return kinds.CHANNELS.get(count, f"a U-Net of {count} input channels")
-        if _context(unet, tensors) == kinds.REFINER_CONTEXT and f"{unet.prefix}label_emb.0.0.weight" in tensors:
-            return "SDXL's refiner"
+    """Return the name of a model that does what fastdiff does not do, or of another family's part."""
+    channels = _channels(found, tensors)
+    if channels == kinds.INPAINTING and _unets_base(found, tensors) == kinds.REFINER:
+        return "a refiner for inpainting"
+    if channels not in (None, kinds.LATENTS, kinds.INPAINTING):
+        return kinds.CHANNELS.get(channels, f"a U-Net of {channels} input channels")
     vae = next((mark for mark in found.values() if mark.part == VAE.name), None)
     if vae is not None:
         stored = tensors.get(f"{vae.prefix}decoder.conv_in.weight")
@@ -314,4 +319,4 @@ def _named(found: SingleFile) -> SingleFile:
         kind = f"text encoder {kinds.ENCODERS.get(width, f'of width {width}')}"
     else:
         kind = f"{' and '.join(found.part_names)} of {found.base or 'an unknown model'}"
-    return replace(found, kind=kind)
+    return replace(found, kind=f"{kind} for inpainting" if found.inpaints else kind)

@@ -33,9 +33,23 @@ def sdxl() -> Shapes:
     )
 
 
+def for_inpainting(shapes: Shapes) -> Shapes:
+    """Return the shapes with a U-Net of nine input channels."""
+    key = f"{UNET}input_blocks.0.0.weight"
+    return shapes | {key: (8, 9, 3, 3)}
+
+
 SD1 = unet(768) | {CLIP_1: (8, 768)} | VAE
 SD2 = unet(1024) | {OPEN_CLIP: (1024,)} | VAE
 SDXL = sdxl()
+REFINER = (
+    unet(1280)
+    | {
+        f"{UNET}label_emb.0.0.weight": (8, 8),
+        "conditioner.embedders.0.model.transformer.resblocks.0.ln_1.weight": (1280,),
+    }
+    | VAE
+)
 _ATTENTION = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k"
 LORA: Shapes = {  # of SDXL, as kohya's trainers write it
     f"{_ATTENTION}.lora_down.weight": (8, 2048),

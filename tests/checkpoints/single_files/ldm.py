@@ -8,7 +8,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.support.text_pipelines import OPEN_CLIP, text_pipeline, tiny_encoder
+from tests.support.text_pipelines import (
+    OPEN_CLIP,
+    inpainting_pipeline,
+    refiner_pipeline,
+    text_pipeline,
+    tiny_encoder,
+)
 
 State = dict[str, Tensor]
 
@@ -46,6 +52,7 @@ PREFIXES = {  # of the text encoders
         "text_encoder": "conditioner.embedders.0.transformer.",
         "text_encoder_2": "conditioner.embedders.1.model.",
     },
+    "sdxl-refiner": {"text_encoder_2": "conditioner.embedders.0.model."},
 }
 
 
@@ -153,9 +160,11 @@ def prefixed(prefix: str, state: State) -> State:
 def whole(kind: str, pipe: Any) -> State:
     """Return all weights of a pipeline by the names of a single file."""
     state = prefixed("model.diffusion_model.", ldm_unet(pipe.unet)) | prefixed("first_stage_model.", ldm_vae(pipe.vae))
-    for name, prefix in PREFIXES[kind].items():
+    for name, prefix in PREFIXES[kind.removesuffix("-inpainting")].items():
         encoder = getattr(pipe, name)
-        names = clip(encoder) if prefix.endswith("transformer.") else open_clip(encoder, last_layer=kind == "sd2")
+        names = (
+            clip(encoder) if prefix.endswith("transformer.") else open_clip(encoder, last_layer=kind.startswith("sd2"))
+        )
         state |= prefixed(prefix, names)
     return state
 
@@ -171,9 +180,16 @@ def save(state: State, path: Path, metadata: dict[str, str] | None = None, dtype
 
 
 def save_pipeline(kind: str, root: Path) -> Saved:
-    """Save a tiny pipeline as a folder and as a single file, below `root`."""
+    """Save a tiny pipeline as a folder and as a single file, below `root`.
+
+    kind: sd1, sd2 or sdxl, each also with the end -inpainting, or sdxl-refiner.
+    """
+    base, _, task = kind.partition("-")
     # 23 layers, because diffusers knows the layer that SD 2 does not read by its number
-    parts = {"text_encoder": tiny_encoder(OPEN_CLIP | {"num_hidden_layers": 23})} if kind == "sd2" else {}
-    pipe = text_pipeline(kind, **parts)
+    parts = {"text_encoder": tiny_encoder(OPEN_CLIP | {"num_hidden_layers": 23})} if base == "sd2" else {}
+    if task == "refiner":
+        pipe = refiner_pipeline()
+    else:
+        pipe = inpainting_pipeline(base, **parts) if task else text_pipeline(base, **parts)
     pipe.save_pretrained(root / "folder")
     return Saved(kind, pipe, root / "folder", save(whole(kind, pipe), root / "model.safetensors"))

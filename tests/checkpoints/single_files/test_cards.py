@@ -17,7 +17,7 @@ from fastdiff.checkpoints.single_files.cards import CONFIGS, FileOptions, file_c
 from fastdiff.errors import InputError
 from fastdiff.text.tokenizer import CLIPTokenizer
 from tests.checkpoints.single_files import ldm
-from tests.checkpoints.single_files.headers import SD1, SD2, SDXL, VAE, unet, write
+from tests.checkpoints.single_files.headers import REFINER, SD1, SD2, SDXL, VAE, for_inpainting, unet, write
 
 EMPTY = {"v_pred": (0,)}
 ZERO_SNR = {"ztsnr": (0,)}
@@ -38,6 +38,11 @@ def card_of(tmp_path, shapes, *, metadata=None, **options):
         (SD2 | EMPTY, {"modelspec.prediction_type": "epsilon"}, None, "sd2-v", "v_prediction", False),
         (SDXL, None, None, "sdxl", "epsilon", False),
         (SDXL, {"modelspec.prediction_type": "v"}, None, "sdxl", "v_prediction", False),
+        (REFINER, None, None, "sdxl-refiner", "epsilon", False),
+        (for_inpainting(SD1), None, None, "sd1-inpainting", "epsilon", False),
+        (for_inpainting(SD2), None, None, "sd2-inpainting", "epsilon", True),
+        (for_inpainting(SD2), None, "v_prediction", "sd2-inpainting", "v_prediction", False),
+        (for_inpainting(SDXL), None, None, "sdxl-inpainting", "epsilon", False),
     ],
 )
 def test_the_configs_and_the_prediction_type(tmp_path, shapes, metadata, asked, folder, prediction, is_guess):
@@ -47,7 +52,7 @@ def test_the_configs_and_the_prediction_type(tmp_path, shapes, metadata, asked, 
     assert (card.guess is not None) == is_guess
     assert card.notices == ([card.guess] if is_guess else [])
     if is_guess:
-        assert "v_prediction is a guess" in card.guess and "--prediction-type" in card.guess
+        assert f"{prediction} is a guess" in card.guess and "--prediction-type" in card.guess
 
 
 @pytest.mark.parametrize("hint", [(SDXL | EMPTY, None), (SDXL, {"modelspec.prediction_type": "v"})])

@@ -10,7 +10,7 @@ from fastdiff.checkpoints.single_files import kinds
 from fastdiff.checkpoints.single_files.reading import is_single_file, read_single_file
 from fastdiff.errors import InputError
 from tests.checkpoints.single_files import headers
-from tests.checkpoints.single_files.headers import SD1, SD2, SDXL, VAE, unet, write, write_raw
+from tests.checkpoints.single_files.headers import REFINER, SD1, SD2, SDXL, VAE, for_inpainting, unet, write, write_raw
 
 
 def read(tmp_path, shapes, **options):
@@ -37,6 +37,17 @@ def bare(shapes):
         (SD1, "checkpoint of Stable Diffusion 1", "unet vae text_encoder"),
         (SD2, "checkpoint of Stable Diffusion 2", "unet vae text_encoder"),
         (SDXL, "checkpoint of Stable Diffusion XL", "unet vae text_encoder text_encoder_2"),
+        (REFINER, "checkpoint of Stable Diffusion XL's refiner", "unet vae text_encoder_2"),
+        (for_inpainting(SD1), "checkpoint of Stable Diffusion 1 for inpainting", "unet vae text_encoder"),
+        (for_inpainting(SD2), "checkpoint of Stable Diffusion 2 for inpainting", "unet vae text_encoder"),
+        (
+            for_inpainting(SDXL),
+            "checkpoint of Stable Diffusion XL for inpainting",
+            "unet vae text_encoder text_encoder_2",
+        ),
+        (unet(1280), "U-Net of Stable Diffusion XL's refiner", "unet"),
+        (bare(unet(768, 9)), "U-Net of Stable Diffusion 1 for inpainting", "unet"),
+        (unet(64, 9), "U-Net of an unknown size for inpainting", "unet"),
         (unet(768), "U-Net of Stable Diffusion 1", "unet"),
         (bare(unet(2048)), "U-Net of Stable Diffusion XL", "unet"),
         (unet(64), "U-Net of an unknown size", "unet"),
@@ -96,7 +107,6 @@ INSIDE = {
     "a depth-to-image model": "depth_model.model.pretrained.cls_token",
     "an unCLIP model": "noise_augmentor.betas",
     "Playground 2.5": "edm_mean",
-    "SDXL's refiner": "conditioner.embedders.0.model.token_embedding.weight",
     "a ControlNet": "control_model.input_blocks.0.0.weight",
 }
 
@@ -120,9 +130,8 @@ def test_u_nets_of_other_tasks_are_refused_by_name(tmp_path, channels, name):
     assert f" is {name}: " in refusal(tmp_path, SD1 | unet(768, channels))
 
 
-def test_the_u_net_of_the_refiner_and_the_vae_of_another_family_are_refused_by_name(tmp_path):
-    refiner = unet(1280) | {"model.diffusion_model.label_emb.0.0.weight": (8, 8)}
-    assert " is SDXL's refiner: " in refusal(tmp_path, refiner)
+def test_a_refiner_for_inpainting_and_the_vae_of_another_family_are_refused_by_name(tmp_path):
+    assert " is a refiner for inpainting: " in refusal(tmp_path, for_inpainting(REFINER))
     vae = VAE | {"first_stage_model.decoder.conv_in.weight": (8, 16, 3, 3)}
     assert " is a VAE of 16 latent channels" in refusal(tmp_path, vae)
 
@@ -134,6 +143,9 @@ def test_the_u_net_of_the_refiner_and_the_vae_of_another_family_are_refused_by_n
         (SD1 | {headers.OPEN_CLIP: (1024,)}, "two models: it has both"),
         (SD1 | {headers.CONTEXT: (8, 1024)}, "parts of two models: Stable Diffusion 1 and Stable Diffusion 2"),
         (SD1 | bare(unet(768)), "two models: it has both"),
+        (SDXL | REFINER, "two models: it has both"),
+        (SD1 | REFINER, "parts of two models: Stable Diffusion 1 and Stable Diffusion XL's refiner"),
+        (for_inpainting(SDXL | {headers.CONTEXT: (8, 1280)}), "parts of two models: Stable Diffusion XL and"),
         (SD1 | {STANDALONE["a LoRA"]: (2, 2)}, "two models: also a LoRA"),
         (SD1 | {STANDALONE["Flux"]: (2, 2)}, "two models: also Flux"),
     ],

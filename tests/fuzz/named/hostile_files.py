@@ -15,6 +15,7 @@ from tests.support.text_pipelines import text_pipeline
 
 FILE_NAME = "model.safetensors"
 UNET = "model.diffusion_model."
+REFINER = "conditioner.embedders.0.model.transformer.resblocks.0.ln_1.weight"
 State = dict[str, torch.Tensor]
 
 
@@ -73,6 +74,10 @@ CONTENTS: dict[str, Callable[[int], bytes]] = {
     "two models": _with(_more("joint_blocks.0.", 3)),
     "two U-Nets": _with(lambda state, key: state.update({"input_blocks.0.0.weight": torch.zeros(4, 4, 3, 3)})),
     "NaN": _with(lambda state, key: state.update({key: torch.full_like(state[key].float(), torch.nan)})),
+    "for inpainting": _with(
+        lambda state, key: state.update({f"{UNET}input_blocks.0.0.weight": torch.zeros(16, 9, 3, 3)})
+    ),
+    "a refiner's encoder": _with(lambda state, key: state.update({REFINER: torch.zeros(8)})),
     "a LoRA": lambda place: save({"lora_unet_mid_block.lora_up.weight": torch.zeros(2, 2)}),
     "paths": _with(lambda state, key: state.update({f"{UNET}../../../etc/{place}": torch.zeros(1) for place in "ab"})),
     "only paths": lambda place: save({"../../beside/w": torch.zeros(1), "/etc/passwd": torch.zeros(1)}),
@@ -90,4 +95,5 @@ CONTENTS: dict[str, Callable[[int], bytes]] = {
 }
 # Files whose every `place` must be refused
 REFUSED = ("many keys", "only many keys", "no shape", "two models", "two U-Nets", "a LoRA", "paths", "only paths")
+REFUSED += ("for inpainting", "a refiner's encoder")
 REFUSED += ("control characters", "truncated", "100 MB of header", "2^63 of header", "unknown dtype", "a pickle")

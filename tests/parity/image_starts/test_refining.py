@@ -3,12 +3,11 @@
 import diffusers
 import pytest
 import torch
-import transformers
 
 from fastdiff import InputError, Pipeline
 from tests.parity.image_starts.pictures import IMAGE_TO_IMAGE, of_same_parts, picture
 from tests.support.text_parity import assert_both_draw_the_same, assert_same, draw
-from tests.support.text_pipelines import OPEN_CLIP, text_pipeline, tiny_encoder, tiny_unet
+from tests.support.text_pipelines import refiner_pipeline
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -35,14 +34,7 @@ def base(text_pipes):
 @pytest.fixture(scope="module")
 def refiner(tmp_path_factory):
     """Return diffusers' pipeline of a refiner, which has the second text encoder alone, and ours."""
-    encoder = tiny_encoder(
-        OPEN_CLIP | {"hidden_size": 40, "projection_dim": 24}, transformers.CLIPTextModelWithProjection, seed=1
-    )
-    unet = tiny_unet("sdxl", cross_attention_dim=40, projection_class_embeddings_input_dim=5 * 8 + 24)
-    parts = text_pipeline("sdxl").components
-    parts |= {"unet": unet, "text_encoder": None, "tokenizer": None, "text_encoder_2": encoder}
-    theirs = diffusers.StableDiffusionXLImg2ImgPipeline(**parts, requires_aesthetics_score=True, add_watermarker=False)
-    theirs.set_progress_bar_config(disable=True)
+    theirs = refiner_pipeline()
     folder = tmp_path_factory.mktemp("refiner")
     theirs.save_pretrained(folder)
     return theirs, Pipeline.from_pretrained(folder, device="cpu")

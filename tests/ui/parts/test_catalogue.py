@@ -19,7 +19,6 @@ from tests.ui.history.unserved import UnservedPage
 
 BUNDLED = list(hub.bundled_models())
 LORA = {"lora_unet_mid_block.lora_up.weight": (2, 2)}
-REFINER = headers.unet(1280) | {f"{headers.UNET}label_emb.0.0.weight": (8, 8)}
 POSIX = pytest.mark.skipif(os.name != "posix", reason="named pipes, and names of bytes")
 
 
@@ -249,8 +248,8 @@ def test_the_list_follows_the_folder(tmp_path):
     ("shapes", "reason"),
     [
         (LORA, "is a LoRA: changes a model"),
-        (headers.unet(768, channels=9), "is an inpainting model: fastdiff does not run it yet"),
-        (REFINER, "is SDXL's refiner"),
+        (headers.unet(768, channels=9), "is a U-Net of Stable Diffusion 1 for inpainting, without vae and"),
+        (headers.unet(1280), "is a U-Net of Stable Diffusion XL's refiner, without vae and text_encoder_2"),
         ({"control_model.input_hint_block.0.weight": (2, 2)}, "is a ControlNet"),
         (headers.VAE, "is a VAE of .*, without a U-Net"),
         (headers.unet(768), "is a U-Net of Stable Diffusion 1, without vae and text_encoder"),
