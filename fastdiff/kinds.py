@@ -63,4 +63,9 @@ Pixels = Annotated[int, Interval(ge=1, le=2**16)]  # a picture's height or width
 Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
 Prompt = Annotated[str, Len(0, MAX_PROMPT), Wanted(f"a string of up to {MAX_PROMPT} characters of Unicode")]
 Pictures = Annotated[int, Interval(ge=1, le=MAX_PICTURES)]  # how many pictures
+Radius = Annotated[float, Interval(ge=0, le=MAX_SIDE)]  # of a mask's blur, in pixels
+Margin = Annotated[int, Interval(ge=0, le=MAX_SIDE)]  # around a mask, in pixels
+MAX_UPSCALE = 8  # sides become so many times longer
+Upscale = Annotated[float, Interval(gt=1, le=MAX_UPSCALE), Wanted(f"a number greater than 1 and at most {MAX_UPSCALE}")]
+UpscaleMode = Literal["pixels", "latent"]  # what is enlarged
 Steps = Annotated[int, Interval(ge=1)]  # at most the training steps, which the scheduler checks

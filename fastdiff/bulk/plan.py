@@ -6,6 +6,7 @@ workers nor on the batch size, as a picture has the same bits in any batch.
 
 import functools
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -79,7 +80,7 @@ class Plan:
         else:
             completed, cells = complete_rows(request, read_rows(spec), card, pixels=decode)
             run = Run(card, completed, cells, len(cells))
-        pixels = (run.request.height or 1) * (run.request.width or 1)
+        pixels = math.prod(run.size or (1,))
         usual = min(max(_BATCH_PIXELS // pixels, _BATCH_PICTURES[0]), _BATCH_PICTURES[1])
         size = shard_size or _usual_shard(len(run.cells), pixels, usual)
         if len(run.cells) > size * MOST_SHARDS:

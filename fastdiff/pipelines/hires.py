@@ -6,26 +6,22 @@ A model draws best at the size it was trained with. Larger pictures repeat their
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch.nn.functional as F
-from annotated_types import Interval
 from PIL import Image
 
 from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
-from fastdiff.kinds import Fraction
+from fastdiff.kinds import Fraction, Upscale, UpscaleMode
 from fastdiff.pipelines.drawing import DrawingOptions, names_of
 from fastdiff.pipelines.refining import PartOptions
 from fastdiff.pipelines.strength import Strength
-from fastdiff.requests.defaults import Sampling
-from fastdiff.schema import Wanted, checked
+from fastdiff.requests.completion import enlarged
+from fastdiff.requests.defaults import UPSCALE_STRENGTH, Sampling
+from fastdiff.schema import checked
 
-UPSCALE_STRENGTH = 0.5
 LARGEST_WHOLE = 1536  # pixels of a side; the VAE computes larger pictures in tiles
-
-UpscaleMode = Literal["pixels", "latent"]
-Upscale = Annotated[float, Interval(gt=1, le=8), Wanted("a number greater than 1 and at most 8")]
 
 # Arguments of the first part alone: the second starts from its pictures
 _OF_THE_FIRST = ("latents", "height", "width")
@@ -68,8 +64,7 @@ class UpscaleOptions:
     def size(self, height: int, width: int, multiple: int) -> tuple[int, int]:
         """Return the size of an enlarged picture, in multiples that the model can draw."""
         assert self.upscale is not None
-        height, width = (max(1, round(side * self.upscale / multiple)) * multiple for side in (height, width))
-        return height, width
+        return enlarged((height, width), self.upscale, multiple)
 
 
 def go_on_larger(

@@ -22,7 +22,7 @@ from fastdiff.pipelines.drawing import DrawingOptions, Started
 from fastdiff.pipelines.image_processor import ImageProcessor, stacked
 from fastdiff.pipelines.refining import DenoisingStart
 from fastdiff.pipelines.strength import Strength
-from fastdiff.requests.defaults import STRENGTH, STRENGTH_OF_SDXL
+from fastdiff.requests.defaults import strength_of
 from fastdiff.samplers.shared.noise import Generators, Noise, randn_tensor
 from fastdiff.samplers.shared.schedule import Schedule
 from fastdiff.schema import checked
@@ -161,7 +161,7 @@ def read_image_to_image(
     if asked.latents is not None:
         raise InputError("latents: a run with image starts from it; leave out one of the two")
     images, are_latents = read_images(options.image, vae, lambda: (asked.height, asked.width))
-    begins = options.begins_at(STRENGTH_OF_SDXL if encoding.of_sdxl else STRENGTH)
+    begins = options.begins_at(strength_of(of_sdxl=encoding.of_sdxl, masked=False))
     return ImageStart(images, are_latents, vae.config.scale, begins, encoding)
 
 

@@ -7,11 +7,10 @@ inpainting U-Net also reads the mask and the latents of the picture without its 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Interval
 from PIL import Image
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from fastdiff.diffusion.pictures import checked_side, completed_size
 from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, tensor
-from fastdiff.kinds import MAX_SIDE
+from fastdiff.kinds import Margin, Radius
 from fastdiff.models.coding import Autoencoder
 from fastdiff.pipelines.drawing import DrawingOptions, Started
 from fastdiff.pipelines.image_to_image import Encoding, ImageOptions, ImageStart, mixed, read_images, repeated
@@ -29,13 +28,10 @@ from fastdiff.pipelines.masks import Box, binary, crop_region, filled, overlaid,
 from fastdiff.pipelines.pil_images import as_rgb
 from fastdiff.pipelines.refining import DenoisingStart
 from fastdiff.pipelines.strength import Strength
+from fastdiff.requests.defaults import strength_of
 from fastdiff.samplers.shared.noise import Noise
 from fastdiff.samplers.shared.schedule import Schedule
-from fastdiff.schema import checked, whole
-
-STRENGTH, STRENGTH_OF_SDXL = 1.0, 0.9999  # diffusers' defaults
-
-_Radius = Annotated[float, Interval(ge=0, le=MAX_SIDE)]
+from fastdiff.schema import checked
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,8 @@ class MaskOptions:
     mask_blur: float = 0.0  # pixels
 
     def __post_init__(self) -> None:
-        checked("padding_mask_crop", self.padding_mask_crop, whole(0, MAX_SIDE) | None)
-        checked("mask_blur", self.mask_blur, _Radius)
+        checked("padding_mask_crop", self.padding_mask_crop, Margin | None)
+        checked("mask_blur", self.mask_blur, Radius)
         if self.mask_image is None:
             for name in ("masked_image_latents", "padding_mask_crop", "mask_blur"):
                 value = getattr(self, name)
@@ -161,7 +157,7 @@ def read_inpainting(
     latents = None if given is None else _masked_latents(given, vae, size)
     if are_latents and latents is None and config.inpaints:
         raise InputError("image: this model reads the masked picture; give a picture, or masked_image_latents too")
-    begins = options.begins_at(STRENGTH_OF_SDXL if encoding.of_sdxl else STRENGTH)
+    begins = options.begins_at(strength_of(of_sdxl=encoding.of_sdxl, masked=True))
     box = None if crop is None else crop.box
     found = binary(masks, size, box)
     return InpaintStart(

@@ -8,18 +8,19 @@ from typing import Any
 from fastdiff.arguments import shown
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
-from fastdiff.kinds import MAX_SEED
+from fastdiff.kinds import MAX_SEED, MAX_SIDE
 from fastdiff.requests.defaults import (
-    STRENGTH,
-    STRENGTH_OF_SDXL,
+    UPSCALE_MODE,
+    UPSCALE_STRENGTH,
     Defaults,
     ModelFacts,
     Sampling,
     SamplingOptions,
     complete_sampling,
+    strength_of,
 )
-from fastdiff.requests.input_picture import InputPicture, Start
-from fastdiff.requests.request import INPUT_SETTINGS, PROMPT_SETTINGS, Request
+from fastdiff.requests.input_picture import InputPicture, Mask, Start
+from fastdiff.requests.request import INPUT_SETTINGS, PROMPT_SETTINGS, UPSCALE_SETTINGS, Request
 from fastdiff.requests.syntax import EMPHASIS, SYNTAX
 from fastdiff.sampler_names import ETAS
 
@@ -35,11 +36,15 @@ class Cell:
     start: Start | None = None  # None: from noise alone
 
 
-def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Request, list[Cell]]:
+def complete(
+    request: Request, card: ModelCard, defaults: Defaults, *, of_rows: bool = False
+) -> tuple[Request, list[Cell]]:
     """Return `request` with its open choices made for `card` and its seeds listed, and the pictures it asks for.
 
     The pictures are labels x seeds or prompts x seeds, in that order. The labels of a group alternate from seed to
     seed. Raises InputError for anything that the model cannot do.
+
+    of_rows: without `init_image`, what the pictures start from is not known yet.
     """
     prompts = _prompts(request, card, defaults)
     _check_syntax(request)
@@ -54,8 +59,8 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
     sampling = complete_sampling(asked, ModelFacts.of(card), defaults, labelled=bool(labels))
     _check_sampling(sampling, card, labelled=bool(labels))
     _check_interval(request)
-    start = begin(_picture(request), request.strength, sampling.num_inference_steps, card)
-    height, width = _size(request if start is None else sized_as(start.picture, request, card), card)
+    start = None if of_rows and request.init_image is None else _start(request, sampling.num_inference_steps, card)
+    height, width = _size(_sized(request, start, card), card)
     seeds = _seeds(request, labels, prompts, defaults)
     completed = replace(
         request,
@@ -68,6 +73,8 @@ def complete(request: Request, card: ModelCard, defaults: Defaults) -> tuple[Req
         guidance_start=request.guidance_start or None,
         guidance_stop=None if request.guidance_stop == 1 else request.guidance_stop,
         strength=None if start is None else start.strength,
+        mask_blur=request.mask_blur or None,
+        **_upscaling(request, sampling.num_inference_steps, (height, width), card),
         prompt_syntax=None if request.prompt_syntax == SYNTAX else request.prompt_syntax,
         emphasis=None if request.emphasis == EMPHASIS else request.emphasis,
         label=tuple(card.choices_name(choices) for choices in labels),
@@ -98,26 +105,61 @@ def random_seed(count: int) -> int:
     return secrets.randbelow(MAX_SEED + 2 - count)
 
 
-def _picture(request: Request) -> InputPicture | None:
+def _start(request: Request, steps: int, card: ModelCard) -> Start | None:
+    """Read the picture and the mask of a request."""
     name, inside = request.init_image, request.init_image_inside
-    return None if name is None else InputPicture.read(name, inside=inside)
+    picture = None if name is None else InputPicture.read(name, inside=inside)
+    return begin(picture, request.strength, steps, card, read_mask(request))
 
 
-def begin(picture: InputPicture | None, strength: float | None, steps: int, card: ModelCard) -> Start | None:
+def read_mask(request: Request) -> Mask | None:
+    """Read the mask of a request. Raises InputError, also for settings of a mask without one."""
+    if request.mask is None:
+        check_no_mask(request)
+        return None
+    return Mask(
+        InputPicture.read(request.mask, "mask", inside=request.mask_inside), request.mask_blur or 0.0, request.mask_crop
+    )
+
+
+def check_no_mask(request: Request) -> None:
+    """Raise InputError for the settings of a mask, where there is none."""
+    for name, value in (("mask-blur", request.mask_blur), ("mask-crop", request.mask_crop)):
+        if value is not None and (name != "mask-blur" or value):
+            raise InputError(f"{name} {value:g}: it is an option of a mask; give --mask, or leave it out")
+
+
+def begin(
+    picture: InputPicture | None, strength: float | None, steps: int, card: ModelCard, mask: Mask | None = None
+) -> Start | None:
     """Return what a run of `steps` starts from, by default with the strength of diffusers' pipelines.
 
-    Raises InputError for a strength without a picture, and for one that leaves no step.
+    Raises InputError for a strength or a mask without a picture, for a strength that leaves no step, and for an
+    inpainting model without a mask.
     """
+    if mask is not None and picture is None:
+        raise InputError(f"mask {shown(mask.picture.name)}: it says where to change a picture; give --init-image")
+    if mask is None and card.config.inpaints:
+        given = "--init-image and --mask" if picture is None else "--mask"
+        raise InputError(f"mask: {card.name} is for inpainting; give {given}, a picture that is white where it paints")
     if picture is None:
         if strength is not None:
             raise InputError(f"strength {strength:g}: it says how much of a picture to change; give --init-image")
         return None
+    if mask is not None and mask.crop is not None and mask.picture.size != picture.size:
+        sizes = ["{} x {}".format(*each.size) for each in (mask.picture, picture)]
+        raise InputError(f"mask-crop: the mask is {sizes[0]}, and the picture is {sizes[1]}; give both the same size")
     if strength is None:
         is_of_sdxl = getattr(card.config, "addition_embed_type", None) == "text_time"
-        strength = STRENGTH_OF_SDXL if is_of_sdxl else STRENGTH
+        strength = strength_of(of_sdxl=is_of_sdxl, masked=mask is not None)
     if int(steps * strength) < 1:
         raise InputError(f"strength {strength:g}: it leaves none of {steps} steps; raise it, or take more steps")
-    return Start(picture, strength)
+    return Start(picture, strength, mask)
+
+
+def _sized(request: Request, start: Start | None, card: ModelCard) -> Request:
+    """Return the request with its size, if a picture gives it. With a mask the model does, as in diffusers."""
+    return request if start is None or start.mask is not None else sized_as(start.picture, request, card)
 
 
 def sized_as(picture: InputPicture, request: Request, card: ModelCard) -> Request:
@@ -132,6 +174,38 @@ def sized_as(picture: InputPicture, request: Request, card: ModelCard) -> Reques
             f"{factor}"
         )
     return replace(request, height=height, width=width)
+
+
+def enlarged(size: tuple[int, int], upscale: float, multiple: int) -> tuple[int, int]:
+    """Return the height and width of an enlarged picture, in multiples that the model can draw."""
+    height, width = (max(1, round(side * upscale / multiple)) * multiple for side in size)
+    return height, width
+
+
+def _upscaling(request: Request, steps: int, size: tuple[int | None, int | None], card: ModelCard) -> dict[str, Any]:
+    """Return the settings of an enlarged picture with every choice made. An `upscale` of 1 is none."""
+    asked = {name: getattr(request, name) for name in UPSCALE_SETTINGS}
+    if request.upscale is None:
+        name = next((name for name, value in asked.items() if value is not None), None)
+        if name is not None:
+            shown_as = Request.SHOWN_AS[name]
+            raise InputError(f"{shown_as} {asked[name]}: it says how to enlarge; give --upscale, or leave it out")
+    height, width = size
+    if request.upscale in (None, 1) or height is None or width is None:
+        return dict.fromkeys(UPSCALE_SETTINGS)
+    if request.mask is not None or card.config.inpaints:
+        raise InputError("upscale: it enlarges whole pictures, not with a mask; enlarge the result in a second run")
+    strength = UPSCALE_STRENGTH if request.upscale_strength is None else request.upscale_strength
+    if int(steps * strength) < 1:
+        raise InputError(
+            f"upscale-strength {strength:g}: it leaves none of {steps} steps; raise it, or take more steps"
+        )
+    sides = enlarged((height, width), request.upscale, card.size_factor)
+    if max(sides) > MAX_SIDE:
+        large = "{} x {}".format(*sides)
+        raise InputError(f"upscale {request.upscale:g}: it makes a picture of {large}; a side has at most {MAX_SIDE}")
+    mode = request.upscale_mode or UPSCALE_MODE
+    return {"upscale": request.upscale, "upscale_strength": strength, "upscale_mode": mode}
 
 
 def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None:
@@ -174,7 +248,7 @@ def _prompts(request: Request, card: ModelCard, defaults: Defaults) -> tuple[str
     if not card.reads_text:
         asked = {
             "prompt": request.prompt[:1] or None,
-            **{name: getattr(request, name) for name in (*PROMPT_SETTINGS, *INPUT_SETTINGS)},
+            **{name: getattr(request, name) for name in (*PROMPT_SETTINGS, *INPUT_SETTINGS, *UPSCALE_SETTINGS)},
         }
         asked |= {"embedding": request.embedding or None, "lora": request.lora or None}
         name = next((name for name, value in asked.items() if value is not None), None)

@@ -25,6 +25,9 @@ ETA = 0.0  # as in diffusers' DDIMPipeline and StableDiffusionPipeline, which al
 USE_CLIPPED_MODEL_OUTPUT = False  # as in diffusers' DDIMPipeline, where None means False
 GUIDANCE_SCALE = 1.0  # unguided
 STRENGTH, STRENGTH_OF_SDXL = 0.8, 0.3  # of image to image, as in diffusers
+MASKED_STRENGTH, MASKED_STRENGTH_OF_SDXL = 1.0, 0.9999  # of inpainting, as in diffusers
+UPSCALE_STRENGTH = 0.5
+UPSCALE_MODE: Final = "pixels"
 CLIP_SKIP = 0  # uses all layers of the text encoder
 
 
@@ -92,6 +95,13 @@ class ModelFacts:
 def model_of(*, labelled: bool) -> str:
     """Return the default model; `labelled`: whether the request names a label."""
     return MODEL_OF_LABELS if labelled else MODEL
+
+
+def strength_of(*, of_sdxl: bool, masked: bool) -> float:
+    """Return the default strength of a run from a picture; `masked`: of inpainting."""
+    if masked:
+        return MASKED_STRENGTH_OF_SDXL if of_sdxl else MASKED_STRENGTH
+    return STRENGTH_OF_SDXL if of_sdxl else STRENGTH
 
 
 def complete_sampling(asked: SamplingOptions, model: ModelFacts, defaults: Defaults, *, labelled: bool) -> Sampling:

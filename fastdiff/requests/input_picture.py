@@ -58,22 +58,53 @@ class InputPicture:
 
 
 @dataclass(frozen=True)
-class Start:
-    """A picture to start from, and how much of it changes: image to image."""
+class Mask:
+    """Where a picture changes, in white: inpainting."""
 
     picture: InputPicture
-    strength: float
-
-    def as_record(self) -> dict[str, Any]:
-        """Return its settings in a PNG."""
-        return {"init_image": self.picture.name, **self.as_identity()}
+    blur: float = 0.0  # radius in pixels
+    crop: int | None = None  # only the part around the mask is drawn, with a margin of so many pixels
 
     def as_identity(self) -> dict[str, Any]:
         """Return the settings in a PNG that the drawn picture depends on."""
-        return {"init_image_hash": self.picture.sha256, "strength": self.strength}
+        blur = {"mask_blur": self.blur} if self.blur else {}
+        crop = {"mask_crop": self.crop} if self.crop is not None else {}
+        return {"mask_hash": self.picture.sha256, **blur, **crop}
 
 
-@functools.lru_cache(maxsize=2)  # all batches of a run may start from one picture
+@dataclass(frozen=True)
+class Start:
+    """A picture to start from, and how much of it changes: image to image, or inpainting with a mask."""
+
+    picture: InputPicture
+    strength: float
+    mask: Mask | None = None
+
+    def as_record(self) -> dict[str, Any]:
+        """Return its settings in a PNG."""
+        mask = {} if self.mask is None else {"mask": self.mask.picture.name}
+        return {"init_image": self.picture.name, **mask, **self.as_identity()}
+
+    def as_identity(self) -> dict[str, Any]:
+        """Return the settings in a PNG that the drawn picture depends on."""
+        mask = {} if self.mask is None else self.mask.as_identity()
+        return {"init_image_hash": self.picture.sha256, "strength": self.strength, **mask}
+
+    @property
+    def pictures(self) -> list[InputPicture]:
+        """The picture, and the mask if there is one."""
+        return [self.picture] if self.mask is None else [self.picture, self.mask.picture]
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """What the pictures of one call have in common."""
+        mask = self.mask
+        if mask is None:
+            return self.strength, None
+        return self.strength, mask.blur, mask.crop, None if mask.crop is None else (self.picture, mask.picture)
+
+
+@functools.lru_cache(maxsize=4)  # all batches of a run may start from one picture and mask
 def _opened(picture: InputPicture) -> "Image":
     return _decoded(picture.data(), f"{picture.setting} {shown(picture.name)}")
 

@@ -18,17 +18,21 @@ from fastdiff.kinds import (
     MAX_PICTURES,
     MAX_PROMPT,
     MAX_SEED,
+    MAX_UPSCALE,
     Fraction,
     Horizon,
     Label,
+    Margin,
     NotNegative,
     Pictures,
     Pixels,
     Precision,
     PredictionType,
     Prompt,
+    Radius,
     Seed,
     Steps,
+    UpscaleMode,
 )
 from fastdiff.requests import defaults
 from fastdiff.requests.png import Recorded
@@ -51,7 +55,9 @@ _DEPENDENTS: dict[str, dict[str, Any]] = {
     "init_image": {"height": None, "width": None},
     "scheduler": {"eta": None, "use_clipped_model_output": None},
     "label": {"prompt": (), "negative_prompt": None, "clip_skip": None, "embedding": (), "lora": ()}
-    | dict.fromkeys(("guidance_start", "guidance_stop", "init_image", "strength", "prompt_syntax", "emphasis")),
+    | dict.fromkeys(("guidance_start", "guidance_stop", "prompt_syntax", "emphasis"))
+    | dict.fromkeys(("init_image", "strength", "mask", "mask_blur", "mask_crop"))
+    | dict.fromkeys(("upscale", "upscale_strength", "upscale_mode")),
     "prompt_syntax": {"emphasis": None},
     "prompt": {"label": ()},
 }
@@ -59,7 +65,9 @@ PICTURE = "picture_"  # prefix of a picture's height and width in the settings o
 AXES = "axes"  # a setting of X/Y sheets only
 MAX_EMBEDDINGS = 64
 FILE_SETTINGS = ("config", "vae", "prediction_type")  # settings of single files
-INPUT_SETTINGS = ("init_image", "strength")  # settings of what a picture starts from
+BASE = "base_"  # prefix of the height and width that the model drew first, where the picture has others
+INPUT_SETTINGS = ("init_image", "strength", "mask", "mask_blur", "mask_crop")  # settings of what a picture starts from
+UPSCALE_SETTINGS = ("upscale", "upscale_strength", "upscale_mode")  # settings of enlarged pictures
 OPTION_FILES = ("embedding", "lora")  # files beside the model, each as FILE[:VALUE]
 PROMPT_SETTINGS = (
     "negative_prompt",
@@ -71,6 +79,7 @@ PROMPT_SETTINGS = (
 )  # settings of pictures of prompts only
 
 
+_INSIDE = ("init_image_inside", "mask_inside")  # not recorded: the PNG that is read
 _UNUSUAL = ("guidance_start", "guidance_stop", "prompt_syntax", "emphasis")  # recorded where they are not the defaults
 
 
@@ -104,6 +113,7 @@ Seeds = Annotated[
     Seed | Literal["random"] | SeedList,
     Wanted(f"a seed from 0 to {MAX_SEED}, a list of different seeds such as 1,2,5-10, or random"),
 ]
+Enlargement = Annotated[float, Interval(ge=1, le=MAX_UPSCALE)]
 SubjectName = Literal["label", "prompt"]  # the setting that says what the pictures show
 
 
@@ -126,6 +136,10 @@ class Request(Schema):
         "num_images": "num-images",
         "prediction_type": "prediction-type",
         "init_image": "init-image",
+        "mask_blur": "mask-blur",
+        "mask_crop": "mask-crop",
+        "upscale_strength": "upscale-strength",
+        "upscale_mode": "upscale-mode",
     }
 
     model: ModelName = defaults.MODEL
@@ -155,6 +169,13 @@ class Request(Schema):
     init_image: FileName | None = None  # the picture that image to image starts from
     init_image_inside: FileName | None = None  # the PNG that holds its bytes; None: it is a file
     strength: Fraction | None = None
+    mask: FileName | None = None  # a picture that is white where `init_image` changes: inpainting
+    mask_inside: FileName | None = None  # as `init_image_inside`
+    mask_blur: Radius | None = None
+    mask_crop: Margin | None = None  # padding_mask_crop of the library
+    upscale: Enlargement | None = None  # 1 is None, so that it can be taken back
+    upscale_strength: Fraction | None = None
+    upscale_mode: UpscaleMode | None = None
     prompt_syntax: PromptSyntax | None = None
     emphasis: Emphasis | None = None
     seed: Seeds = defaults.SEED
@@ -198,7 +219,7 @@ class Request(Schema):
     @classmethod
     def from_record(cls, record: Mapping[str, Any], source: str) -> "Request":
         """Return the request of a PNG's settings. InputError, which names `source`, if they cannot be used."""
-        names = {setting.name for setting in fields(cls)} & record.keys() - {"num_images", "init_image_inside"}
+        names = {setting.name for setting in fields(cls)} & record.keys() - {"num_images", *_INSIDE}
         size = _picture_size(record)
         try:
             return cls(**{name: _from_json(name, record[name]) for name in names - {"height", "width"}}, **size)
@@ -217,14 +238,17 @@ class Request(Schema):
 
     def as_record(self) -> dict[str, Any]:
         """Return the settings of a completed request that all pictures of a run share, as a PNG stores them."""
-        own = {"label", "prompt", "seed", "num_images", "height", "width", "init_image_inside"}
+        own = {"label", "prompt", "seed", "num_images", "height", "width", *_INSIDE}
+        own |= {"mask", "mask_blur", "mask_crop"}  # `Start` records them
         own |= {"horizon"} if self.horizon is None else set()
         own |= {"precision"} if self.precision == defaults.PRECISION else set()
         own |= {name for name in FILE_SETTINGS if getattr(self, name) is None}
         own |= set() if self.prompt else set(PROMPT_SETTINGS)
-        own |= {name for name in (*_UNUSUAL, *INPUT_SETTINGS) if getattr(self, name) is None}
-        files = {name: [*getattr(self, name)] for name in OPTION_FILES if getattr(self, name)}
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {*own, *OPTION_FILES}} | files
+        own |= {name for name in (*_UNUSUAL, *INPUT_SETTINGS, *UPSCALE_SETTINGS) if getattr(self, name) is None}
+        more: dict[str, Any] = {name: [*getattr(self, name)] for name in OPTION_FILES if getattr(self, name)}
+        if (self.upscale, self.mask_crop) != (None, None):
+            more |= {f"{BASE}height": self.height, f"{BASE}width": self.width}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {*own, *OPTION_FILES}} | more
 
 
 def _styled(request: Request, path: str | None, names: Sequence[str]) -> Request:
@@ -252,11 +276,14 @@ def _prompts_of(path: str | None) -> tuple[str, ...]:
 def _picture_size(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the height and width of a picture.
 
-    A grid or sheet records them with a prefix, beside its own. The size of a trajectory's plot means nothing. Grids
-    from before fastdiff had --height have no picture size, which leaves it to the model.
+    A grid or sheet records them with a prefix, beside its own, and so does a picture that was enlarged or put back
+    into another. The size of a trajectory's plot means nothing. Grids from before fastdiff had --height have no picture
+    size, which leaves it to the model.
     """
     if "horizon" in record:
         return {}
+    if f"{BASE}height" in record or f"{BASE}width" in record:
+        return {name: record.get(f"{BASE}{name}") for name in ("height", "width")}
     prefix = PICTURE if isinstance(record.get("seed"), list) or AXES in record else ""
     return {name: record.get(f"{prefix}{name}") for name in ("height", "width")}
 

@@ -14,9 +14,10 @@ import fastdiff
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_hash import begin_hash, begin_sha256
 from fastdiff.checkpoints.single_files.cards import FileOptions, find_card
-from fastdiff.requests.completion import Cell, complete
+from fastdiff.requests.completion import Cell, complete, enlarged
 from fastdiff.requests.defaults import Defaults
-from fastdiff.requests.request import PROMPT_SETTINGS, Request
+from fastdiff.requests.input_picture import InputPicture, Start
+from fastdiff.requests.request import PROMPT_SETTINGS, UPSCALE_SETTINGS, Request
 from fastdiff.runs.option_files.kinds import KINDS
 
 if TYPE_CHECKING:
@@ -49,7 +50,14 @@ class Run:
     def size(self) -> tuple[int, int] | None:
         """(width, height) of the pictures; None for trajectories."""
         height, width = self.request.height, self.request.width
-        return None if height is None or width is None else (width, height)
+        if height is None or width is None:
+            return None
+        start = self.cells[0].start
+        if start is not None and start.mask is not None and start.mask.crop is not None:
+            height, width = start.picture.size  # the drawn part is put back into it
+        elif self.request.upscale is not None:
+            height, width = enlarged((height, width), self.request.upscale, self.card.size_factor)
+        return width, height
 
 
 @dataclass(frozen=True)
@@ -155,9 +163,9 @@ def draw(run: Run, pipe: "Streams", records: Records | None = None, *, wait: boo
 
 
 def _alike(cells: Sequence[Cell]) -> Sequence[Cell]:
-    """Return the first cells that one call can draw: all from pictures of one strength, or all from noise alone."""
-    strengths = [None if cell.start is None else cell.start.strength for cell in cells]
-    count = next((i for i, strength in enumerate(strengths) if strength != strengths[0]), len(cells))
+    """Return the first cells that one call can draw: all from pictures of one kind, or all from noise alone."""
+    kinds = [None if cell.start is None else cell.start.alike for cell in cells]
+    count = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), len(cells))
     return cells[:count]
 
 
@@ -191,19 +199,32 @@ def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
     names = ["guidance_scale", "eta", "height", "width", "horizon"]
     if request.prompt:
         options["prompt"] = [cell.prompt for cell in batch]
-        names += PROMPT_SETTINGS
+        names += (*PROMPT_SETTINGS, *UPSCALE_SETTINGS)
     else:
         names.append("use_clipped_model_output")
     if request.label:
         options["class_labels"] = [cell.label for cell in batch]
     starts = [cell.start for cell in batch if cell.start is not None]
     if starts:
-        pictures = [start.picture for start in starts]
-        alone = all(each == pictures[0] for each in pictures)
-        options["image"] = pictures[0].open() if alone else [each.open() for each in pictures]
-        options["strength"] = starts[0].strength
+        options |= _inputs(starts)
     settings = {name: getattr(request, name) for name in names}
     return options | {name: value for name, value in settings.items() if value is not None}
+
+
+def _inputs(starts: Sequence[Start]) -> dict[str, Any]:
+    """Return the options for pictures that start alike."""
+    options = {"image": _opened([start.picture for start in starts]), "strength": starts[0].strength}
+    masks = [start.mask for start in starts if start.mask is not None]
+    if not masks:
+        return options
+    mask = {"mask_image": _opened([each.picture for each in masks]), "mask_blur": masks[0].blur}
+    return options | mask | ({} if masks[0].crop is None else {"padding_mask_crop": masks[0].crop})
+
+
+def _opened(pictures: Sequence[InputPicture]) -> "Image | list[Image]":
+    """Return a list of the pictures, or the picture if all are one."""
+    alone = all(each == pictures[0] for each in pictures)
+    return pictures[0].open() if alone else [each.open() for each in pictures]
 
 
 def _shared_record(pipe: "Streams", request: Request) -> dict[str, Any]:

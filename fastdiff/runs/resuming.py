@@ -16,6 +16,7 @@ from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.requests.completion import Cell
 from fastdiff.requests.defaults import PRECISION
+from fastdiff.requests.request import UPSCALE_SETTINGS
 from fastdiff.runs.drawing import Run
 from fastdiff.runs.option_files.kinds import files_of
 from fastdiff.runs.sheet import sheet_size
@@ -27,6 +28,7 @@ _SHOWN = 3  # different settings in a message
 # Settings that a PNG leaves out if they have these values
 _UNSAID: dict[str, Any] = {"precision": PRECISION, "embedding": [], "lora": []}
 _UNSAID |= {"init_image_hash": None, "strength": None}
+_UNSAID |= dict.fromkeys(("mask_hash", "mask_blur", "mask_crop", *UPSCALE_SETTINGS))
 _OF_MACHINES = ("device", "versions")  # settings that are not compared
 
 

@@ -11,7 +11,7 @@ from gradio.components import Component
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.requests.foreign import MODEL, Foreign
-from fastdiff.requests.request import AXES, FILE_SETTINGS, INPUT_SETTINGS
+from fastdiff.requests.request import AXES, FILE_SETTINGS, INPUT_SETTINGS, UPSCALE_SETTINGS
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.model_files import find_of_tool
 from fastdiff.runs.notices import find_notices
@@ -40,7 +40,7 @@ from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 KIND = "Draw"  # of jobs
 # settings that the form cannot show: it has no field for most, and an empty negative prompt means none
 UNSHOWN = (
-    *("revision", "variant", *FILE_SETTINGS, *INPUT_SETTINGS, "use_clipped_model_output"),
+    *("revision", "variant", *FILE_SETTINGS, *INPUT_SETTINGS, *UPSCALE_SETTINGS, "use_clipped_model_output"),
     *("guidance_start", "guidance_stop", "prompt_syntax", "emphasis", "negative_prompt"),
 )
 
