@@ -97,7 +97,7 @@ class Start:
 
     @property
     def alike(self) -> tuple[Any, ...]:
-        """What the pictures of one call have in common."""
+        """Return what the starts of one call have in common."""
         mask = self.mask
         if mask is None:
             return self.strength, None
