@@ -5,7 +5,8 @@ copied over the weight. The loaded weights that an adapter touches are kept, so 
 as much memory as these weights, on the model's device. Weights in 8 bits are left to `eight_bits`.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -18,6 +19,7 @@ from fastdiff.adapters.updates import LoRA, Recipe, Update
 from fastdiff.checkpoints.weights import diffusers_keys, split_stacked
 from fastdiff.errors import NonFiniteWeightsError
 from fastdiff.execution.devices import dtype_name
+from fastdiff.execution.tensors import count_writes
 from fastdiff.kernels.merge_lora import LowRank, merge_lora
 
 Updates = Mapping[str, Update]  # by diffusers' key of the weight
@@ -44,6 +46,7 @@ class Merging:
         self._parameters = dict(model.named_parameters())
         self._places: dict[str, tuple[Any, ...]] = {}  # by diffusers' key: the parameter's address, and two views
         self._generation = 0  # counts changes of the updates themselves
+        self.own_writes = 0  # to the model's parameters, as `count_writes` counts
 
     @property
     def state(self) -> Hashable:
@@ -123,7 +126,7 @@ class Merging:
         changed = {key: recipe for key, recipe in changed.items() if recipe != self._written.get(key, ())}
         _check_range(changed.values())
         before = {key: self._written.get(key, ()) for key in changed}
-        with torch.inference_mode(False), torch.no_grad():  # so that torch counts the writes
+        with torch.inference_mode(False), torch.no_grad(), self._counting():  # so that torch counts the writes
             self._in_8_bits.fetch(key for key, recipe in changed.items() if recipe)
             narrow = [each.aminmax() for each in self._write_all(changed)]
             if not narrow or torch.stack([torch.stack(each) for each in narrow]).isfinite().all():
@@ -132,6 +135,17 @@ class Merging:
             self._write_all({key: () if recipe is _UNKNOWN else recipe for key, recipe in before.items()})
         dtype = dtype_name(self._model.dtype)
         raise NonFiniteWeightsError(f"LoRA: a merged weight is beyond the range of {dtype}; use a smaller weight")
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Count the writes of the block as own ones."""
+        before = count_writes(self._parameters.values())
+        try:
+            yield
+        finally:
+            after = count_writes(self._parameters.values())
+            if before is not None and after is not None:
+                self.own_writes += after - before
 
     def _write_all(self, recipes: Mapping[str, Recipe]) -> list[Tensor]:
         """Write weights. Return what may be beyond the range of its dtype: those in float16, and factors of 8-bit ones.

@@ -25,7 +25,6 @@ from fastdiff.bulk.plan import Plan, Shard
 from fastdiff.bulk.stopping import Stop
 from fastdiff.bulk.writing import Job, ShardWriter, remove, remove_abandoned
 from fastdiff.errors import DeviceLostError, InputError, in_one_line
-from fastdiff.pipelines import TextToImagePipeline
 from fastdiff.runs.drawing import Progress, Records, draw, wait_for_pictures
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     from fastdiff.pipelines import Pipeline
 
-_TEXTS = 64  # encoded prompts kept between batches: all batches share the negative prompt
 _PAUSE = 1.0  # seconds between checks of shards that other workers hold
 
 
@@ -65,8 +63,6 @@ class Worker:
         self._settled: set[int] = set()
         self._under_way: dict[str, Lease] = {}  # by shard name: being drawn or committed
         stop.cleanup = self._let_go
-        if isinstance(pipe, TextToImagePipeline):
-            pipe.encoders.remember(_TEXTS)
 
     def work(self) -> None:
         """Draw until every shard is done or given up.

@@ -1,6 +1,6 @@
 """Check tensors from callers. The checks use only what the host knows, so none waits for a GPU."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -46,3 +46,16 @@ def within(name: str, value: Tensor, least: int, most: int) -> Tensor:
         if low < least or high > most:
             raise InputError(f"{name}: {low if low < least else high} is out of range; use {least} to {most}")
     return value
+
+
+def count_writes(tensors: Iterable[Tensor]) -> int | None:
+    """Return how often torch has seen the tensors change in place; None for tensors of inference mode, without a count.
+
+    Writes through `.data` or numpy, and by kernels outside of torch, have no count.
+    """
+    count = 0
+    for each in tensors:
+        if each.is_inference():
+            return None
+        count += each._version
+    return count

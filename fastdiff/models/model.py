@@ -105,6 +105,7 @@ class Model(Surface, metaclass=_Building):
         self.sources: Mapping[str, Tensor] = {}
         self.merging: MergingLike | None = None  # once an adapter has been loaded
         self.origin: Origin | None = None  # of weights in 8 bits
+        self.casts = 0  # how often the dtype has changed
         self.is_shared = False  # whether the weights are also the memory of another model's parameters
         self._graphs: dict[Hashable, Graphed | Programmed] = {}
         self._plain_place: tuple[dict[str, nn.Parameter | None], str] | None = None  # where `_plain` is
@@ -338,7 +339,9 @@ class Model(Surface, metaclass=_Building):
 
     def _apply(self, *args: Any, **kwargs: Any) -> "Model":
         self.release_graphs()  # they hold the parameters' old addresses
+        dtype = self.dtype
         super()._apply(*args, **kwargs)
+        self.casts += self.dtype != dtype
         self._lay_out()  # the layout may depend on dtype and device
         if self.merging is not None:
             self.merging.follow_dtype()
@@ -354,6 +357,7 @@ class Model(Surface, metaclass=_Building):
         """Load weights by our names, as `torch.nn.Module.load_state_dict` does. InputError if adapters are loaded."""
         if self.merging is not None:
             raise InputError("load_state_dict: adapters have changed the model; load the weights into a new model")
+        self.release_graphs()  # `assign` replaces the parameters that they read
         return super().load_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:

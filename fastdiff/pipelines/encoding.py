@@ -1,8 +1,7 @@
 """TextEncoders: encode prompts as diffusers' `encode_prompt` does, one prompt at a time."""
 
 import logging
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,17 +12,11 @@ from fastdiff.checkpoints.configs.unet2d_condition import TIME_IDS, TIME_IDS_OF_
 from fastdiff.diffusion.decoding import check_finite
 from fastdiff.errors import InputError
 from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
-from fastdiff.text.tokenizer import CLIPTokenizer
+from fastdiff.pipelines.remembering import MOST_BYTES, MOST_TEXTS, Encoded, Remembered, Weights
+from fastdiff.text.tokenizer import CLIPTokenizer, Tokens
 from fastdiff.text.weighted.chunks import empty_chunk, split_chunks
 
 _log = logging.getLogger(__name__)
-
-
-class Encoded(NamedTuple):
-    """An encoded prompt: the input of a U-Net's cross attention."""
-
-    text: Tensor  # (L, text_width)
-    pooled: Tensor | None = None  # (width,), for SDXL
 
 
 class Weighting(NamedTuple):
@@ -34,7 +27,10 @@ class Weighting(NamedTuple):
 
 
 class TextEncoders:
-    """The text encoders of a pipeline and their tokenizers. Stable Diffusion 1 and 2 have one encoder, SDXL has two."""
+    """The text encoders of a pipeline and their tokenizers. Stable Diffusion 1 and 2 have one encoder, SDXL has two.
+
+    They remember the prompts that were encoded last; see `remember`.
+    """
 
     def __init__(
         self, models: Sequence[CLIPTextModel], tokenizers: Sequence[CLIPTokenizer], config: UNet2DConditionConfig
@@ -44,8 +40,7 @@ class TextEncoders:
             instance("text_encoder", model, CLIPTextModel, "a CLIPTextModel of fastdiff")
             instance("tokenizer", tokenizer, CLIPTokenizer, "a CLIPTokenizer of fastdiff")
         self.models, self.tokenizers = tuple(models), tuple(tokenizers)
-        self._remembered: OrderedDict[tuple, Encoded] = OrderedDict()
-        self._most_remembered = 0
+        self._remembered, self._weights = Remembered(), [Weights(model) for model in self.models]
         self.of_sdxl = config.addition_embed_type == "text_time"
         self.of_refiner = self._is_of_refiner(config)
         self.pooled_width = config.pooled_width(TIME_IDS_OF_REFINER if self.of_refiner else TIME_IDS)
@@ -114,31 +109,52 @@ class TextEncoders:
         Raises InputError if there are not so many layers, and NonFiniteError if an encoder's output has NaN or
         infinity.
         """
-        key = tuple(texts), clip_skip, weighting, *((model.weights_state, model.times_changed) for model in self.models)
-        if key in self._remembered:
-            self._remembered.move_to_end(key)
-            return self._remembered[key]
         if weighting is None:
-            encoded = self._encode(texts, clip_skip, name)
+            self._warn_of_cuts(texts, name)
+        key = self._key(texts, clip_skip, weighting)
+        encoded = None if key is None else self._remembered.find(key, self.models[0].device)
+        if encoded is not None:
+            return encoded
+        if weighting is None:
+            encoded = self._encode(texts, clip_skip)
         else:
             encoded = self._encode_weighted(texts, clip_skip, weighting)
-        if self._most_remembered:
-            self._remembered[key] = encoded
-            while len(self._remembered) > self._most_remembered:
-                self._remembered.popitem(last=False)
+        if key is not None:
+            self._remembered.add(key, encoded)
         return encoded
 
-    def remember(self, most: int) -> None:
-        """Cache the encodings of the `most` prompts used last. Only for callers that never change the weights."""
-        self._most_remembered = most
+    def _key(self, texts: Sequence[str], clip_skip: int, weighting: Weighting | None) -> Hashable | None:
+        """Return what an encoding depends on; None if that cannot be told."""
+        weights = tuple(each.state() for each in self._weights)
+        return None if None in weights else (tuple(texts), clip_skip, weighting, weights)
 
-    def _encode(self, texts: Sequence[str], clip_skip: int, name: str) -> Encoded:
-        pairs = zip(texts, self.tokenizers, strict=True)
-        every = [tokenizer(tokenizer.expand(text)) for text, tokenizer in pairs]
+    def remember(self, most: int = MOST_TEXTS, most_bytes: int = MOST_BYTES) -> None:
+        """Keep the encodings of the `most` prompts used last, in at most `most_bytes` of the encoders' device.
+
+        By default 64 prompts and 64 MiB. `remember(0)` encodes each text in every call. A remembered encoding has the
+        bits of a new one. It counts only for the same text, clip skip, prompt syntax, emphasis, adapters with weights
+        and scale, loaded embeddings, dtype, device and weights of the encoders. Call `forget` after a write to the
+        weights that torch does not count: through `.data`, through numpy, or by a kernel outside of torch.
+        """
+        self._remembered.most_texts, self._remembered.most_bytes = most, most_bytes
+        self._remembered.shrink()
+
+    def forget(self) -> None:
+        """Encode each text anew when it is used next."""
+        self._remembered.clear()
+
+    def _warn_of_cuts(self, texts: Sequence[str], name: str) -> None:
+        every = self._tokens(texts)
         for warning in filter(None, dict.fromkeys(tokens.warning(name) for tokens in every)):
             _log.warning(warning)
+
+    def _tokens(self, texts: Sequence[str]) -> list[Tokens]:
+        pairs = zip(texts, self.tokenizers, strict=True)
+        return [tokenizer(tokenizer.expand(text)) for text, tokenizer in pairs]
+
+    def _encode(self, texts: Sequence[str], clip_skip: int) -> Encoded:
         embeds, pooled = [], None
-        for tokens, model in zip(every, self.models, strict=True):
+        for tokens, model in zip(self._tokens(texts), self.models, strict=True):
             embed, pooled = self._embed(tokens.ids, model, clip_skip)
             embeds.append(embed)
         return Encoded(torch.cat(embeds, dim=-1)[0], None if pooled is None else pooled[0])

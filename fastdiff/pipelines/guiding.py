@@ -12,9 +12,9 @@ from fastdiff.execution.transfers import upload
 from fastdiff.models.blocks.conditioning import Prompt
 from fastdiff.models.blocks.embeddings import Timesteps
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
-from fastdiff.pipelines.encoding import Encoded
 from fastdiff.pipelines.prompted import Group, groups_of
 from fastdiff.pipelines.prompts import START, Moment, Prompts
+from fastdiff.pipelines.remembering import Encoded
 
 
 class Guiding(NamedTuple):

@@ -16,7 +16,8 @@ from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, tensor
 from fastdiff.kinds import MAX_LAYERS, MAX_PICTURES
-from fastdiff.pipelines.encoding import Encoded, TextEncoders, Weighting
+from fastdiff.pipelines.encoding import TextEncoders, Weighting
+from fastdiff.pipelines.remembering import Encoded
 from fastdiff.requests.syntax import Emphasis, PromptSyntax
 from fastdiff.schema import Wanted, checked, whole
 from fastdiff.text.weighted.emphasis import check_prompt, parse_emphasis

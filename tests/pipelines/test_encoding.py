@@ -21,11 +21,12 @@ def test_each_end_that_is_cut_is_logged_once_by_its_name(text_folder, caplog, ki
     assert not caplog.messages, "a negative prompt without effect is not encoded"
 
 
-def test_texts_are_remembered_where_that_is_asked_for(text_folder, monkeypatch):
+def test_the_texts_used_last_are_remembered(text_folder, monkeypatch):
     encoders, made = Pipeline.from_pretrained(text_folder("sdxl"), device="cpu").encoders, []
     encode = encoders._encode
     monkeypatch.setattr(encoders, "_encode", lambda texts, *rest: made.append(texts) or encode(texts, *rest))
     texts = [("a", "a"), ("b", "b"), ("a", "a"), ("c", "c"), ("b", "b")]
+    encoders.remember(0)
     expected = [encoders.encode(text).text for text in texts]
     assert made == texts
     made.clear()

@@ -16,6 +16,8 @@ from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 class MergingLike(Protocol):
     """The adapters in a model's weights: `fastdiff.adapters.merging.Merging`."""
 
+    own_writes: int  # the writes to the model's parameters by the adapters, as `count_writes` counts
+
     @property
     def state(self) -> Hashable:
         """Identify what the adapters have made of the weights."""
