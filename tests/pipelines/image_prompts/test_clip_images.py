@@ -36,9 +36,17 @@ def test_pictures_of_several_sizes_and_bytes():
     assert all(torch.equal(each, processor(image)[0]) for each, image in zip(together, images, strict=True))
 
 
-@pytest.mark.parametrize(
-    "given", [None, "cat.png", [], [picture(8, 8), 1], np.zeros((8, 8, 3)), np.zeros((0, 8, 3), np.uint8)], ids=str
-)
+WRONG = {
+    "nothing": None,
+    "path": "cat.png",
+    "none": [],
+    "a-number": [picture(8, 8), 1],
+    "floats": np.zeros((8, 8, 3)),
+    "empty": np.zeros((0, 8, 3), np.uint8),
+}
+
+
+@pytest.mark.parametrize("given", WRONG.values(), ids=WRONG)
 def test_anything_else_is_one_line(given):
     with pytest.raises(InputError, match=r"^ip_adapter_image: ") as error:
         CLIPImageProcessor()(given, "ip_adapter_image")
