@@ -31,6 +31,17 @@ REFUSED_CLASSES = {  # models that a folder may name, and why they are refused
     "transformer that mixes the control pictures; use a ControlNetModel for each kind of picture",
 }
 
+# Arguments of diffusers' calls that text-to-image pipelines do not take
+OF_TEXT_CALLS = {
+    "class_labels": "this model takes prompts; leave it out",
+    "num_images": "text-to-image pipelines use num_images_per_prompt; give that",
+    "callback": "callback_on_step_end replaces it; give that",
+    "callback_steps": "callback_on_step_end is called after each step; leave it out",
+    "control_mode": f"it is of a ControlNetUnionModel, and {REFUSED_CLASSES['ControlNetUnionModel']}",
+    "ip_adapter_image": "IP-Adapters are not supported; leave it out",
+    "ip_adapter_image_embeds": "IP-Adapters are not supported; leave it out",
+}
+
 # ConfigMixin and PushToHubMixin
 OF_ALL = {
     "push_to_hub": _HUB,

@@ -16,9 +16,11 @@ from fastdiff.checkpoints.configs.model import Library
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.names import Revision, Variant, extensions_of, weight_names
 from fastdiff.checkpoints.registry import (
+    CONTROLNET,
     PIPELINES,
     ModelPart,
     TokenizerPart,
+    control_folders,
     denoisers,
     read_denoiser_part,
     read_model_index,
@@ -268,6 +270,8 @@ def needed_folders(root: Path, without: Collection[str] = ()) -> Needed:
     parts = [part for part in pipeline.companions if part.name in classes]
     denoiser = {component_folder(root, part.name): part.library for part in [pipeline.denoiser] if part.name in classes}
     companions = {root / part.name: part.library for part in parts if isinstance(part, ModelPart)}
+    if CONTROLNET in parts:
+        companions |= dict.fromkeys(control_folders(root), CONTROLNET.library)
     return Needed(denoiser | companions, [root / part.name for part in parts if isinstance(part, TokenizerPart)])
 
 

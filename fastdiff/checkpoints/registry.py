@@ -6,7 +6,7 @@ with it. To add a model, add a part. This file imports no torch, so it knows fas
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,7 +91,7 @@ TRANSFORMER = DenoiserPart("transformer", ("DiTTransformer2DModel", "Transformer
 # Weights of a VAE or value function are never in 8 bits: both are small, and a VAE's error would be in every picture.
 TINY_VAE = ModelPart("vae", ("AutoencoderTiny",), AutoencoderTinyConfig)
 VAE = ModelPart("vae", ("AutoencoderKL",), AutoencoderKLConfig, others=(TINY_VAE,))
-CONTROLNET = DenoiserPart("controlnet", ("ControlNetModel",), ControlNetConfig)
+CONTROLNET = DenoiserPart("controlnet", ("ControlNetModel", "MultiControlNetModel"), ControlNetConfig)
 VALUE_FUNCTION = ModelPart("value_function", UNET_1D.classes, UNet1DConfig)
 TEXT_ENCODER = ModelPart("text_encoder", ("CLIPTextModel",), CLIPTextConfig, in_8_bits=True)
 TEXT_ENCODER_2 = ModelPart(
@@ -198,6 +198,30 @@ PIPELINES = {
     )
 }
 
+CONTROLLED = {  # diffusers' pipelines with a ControlNet -> the pipelines of the same parts without it
+    "StableDiffusionControlNetPipeline": "StableDiffusionPipeline",
+    "StableDiffusionControlNetImg2ImgPipeline": "StableDiffusionPipeline",
+    "StableDiffusionControlNetInpaintPipeline": "StableDiffusionInpaintPipeline",
+    "StableDiffusionXLControlNetPipeline": "StableDiffusionXLPipeline",
+    "StableDiffusionXLControlNetImg2ImgPipeline": "StableDiffusionXLImg2ImgPipeline",
+    "StableDiffusionXLControlNetInpaintPipeline": "StableDiffusionXLInpaintPipeline",
+}
+PIPELINES |= {
+    name: replace(
+        PIPELINES[plain],
+        name=name,
+        companions=(*PIPELINES[plain].companions, CONTROLNET),
+        scheduler_options={},
+        guidance_scale=5.0 if "XL" in name else 7.5,
+    )
+    for name, plain in CONTROLLED.items()
+}
+
+
+def controlled_class(name: str) -> str:
+    """Return the diffusers pipeline that draws with a ControlNet as the pipeline `name` does without."""
+    return next((controlled for controlled, plain in CONTROLLED.items() if plain == name), name)
+
 
 def part_names() -> tuple[str, ...]:
     """Return the names of all parts that a pipeline may have."""
@@ -247,6 +271,14 @@ def read_model_index(folder: str | Path, without: Collection[str] = ()) -> dict[
     wanted = [part for part in pipeline.parts if part.name not in without]
     there = [part for part in wanted if not (part in pipeline.optional and _is_null(index.get(part.name)))]
     return {"pipeline": pipeline.name} | {part.name: _part_class(path, part, index.get(part.name)) for part in there}
+
+
+def control_folders(folder: Path) -> list[Path]:
+    """Return the folders of a pipeline's ControlNets: `controlnet`, and of several also `controlnet_1` and so on."""
+    found = [folder / CONTROLNET.name]
+    while (folder / f"{CONTROLNET.name}_{len(found)}" / "config.json").is_file():
+        found.append(folder / f"{CONTROLNET.name}_{len(found)}")
+    return found
 
 
 def unused_parts(index: Mapping[str, Any]) -> tuple[str, ...]:

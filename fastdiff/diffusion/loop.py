@@ -44,6 +44,30 @@ class Known(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class Controlled:
+    """A denoiser with the models that control a step, such as ControlNets, and the inputs of these models."""
+
+    denoiser: DenoiserLike
+    pictures: tuple[Tensor, ...]  # for each of the models, (N, H, W, C)
+    others: tuple[Any, ...]  # for each of the models, tensors that all pictures share
+    conditional_alone: bool  # whether the models leave the unconditional half as it is
+
+    def inputs(self, part: slice, halves: int) -> tuple[Any, ...]:
+        """Return what `predict` takes after the conditioning, for a part of the pictures."""
+        count = 1 if self.conditional_alone else halves
+        pictures = [each[part].repeat(count, 1, 1, 1) for each in self.pictures]
+        return tuple(zip(pictures, self.others, strict=True))
+
+
+class Control(Protocol):
+    """What controls the steps of a run."""
+
+    def at(self, step: int) -> Controlled | None:
+        """Return what controls a step: the same object for alike steps, and None for nothing."""
+        ...
+
+
 def denoise(
     denoiser: DenoiserLike,
     x_t: Tensor,
@@ -54,6 +78,7 @@ def denoise(
     portions: Portions,
     known: Known | None = None,
     inputs: Tensor | None = None,
+    control: Control | None = None,
     after_step: AfterStep | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield x_{t-1} and x0, each (N, H, W, C) float32, after every step.
@@ -69,13 +94,14 @@ def denoise(
             set in x_t before the first step and after every step. x0 stays the model's prediction.
         inputs: The input channels of an inpainting model after x_t, the same at each step, (N, H, W, C') in the model's
             dtype.
+        control: What controls the steps. A step without control runs the denoiser alone.
         after_step: Called with the index of a step and x_{t-1}. It returns the x_{t-1} that the next step starts from,
             and new conditions or None to keep them.
 
     Raises OutOfMemoryError.
     """
     seeds = noise if isinstance(noise, Tensor) else None
-    weights, loops = denoiser.weights_state, dict[bool, _Loop]()  # by whether a step is guided
+    weights, loops = denoiser.weights_state, dict[tuple, _Loop]()  # by whether a step is guided, and what controls it
     if known is not None:
         x_t = known.begin(x_t)
     kept = {"earlier": x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:])} if schedule.multistep else {}
@@ -83,12 +109,12 @@ def denoise(
         if weights != denoiser.weights_state:  # adapters have changed what was computed before the loop
             weights = denoiser.weights_state
             loops.clear()
-        guided = conditions.guides(i, len(schedule))
-        if guided not in loops:
-            loops[guided] = _Loop(
-                denoiser, schedule, conditions if guided else replace(conditions, guidance=None), seeds, inputs
-            )
-        loop = loops[guided]
+        guided, controlled = conditions.guides(i, len(schedule)), None if control is None else control.at(i)
+        if (guided, controlled) not in loops:
+            given = conditions if guided else replace(conditions, guidance=None)
+            model = denoiser if controlled is None else controlled.denoiser
+            loops[guided, controlled] = _Loop(model, schedule, given, seeds, inputs, controlled)
+        loop = loops[guided, controlled]
         z = noise() if draws and not isinstance(noise, Tensor) else None
         x_t, x0, *earlier = _join(portions.map(functools.partial(loop.take_step, x_t, i, z, **kept), len(x_t)))
         kept = {"earlier": earlier[0]} if earlier else {}
@@ -134,9 +160,9 @@ class _Step:
         With guidance, one model call computes both halves; `time` and the text then have an entry for each picture of
         each.
         """
-        rows, scale, text, inputs = constants
+        rows, scale, text, inputs, control = constants
         x = with_inputs(scale_input(x_t, rows, step, self.denoiser.dtype, 1 + self.is_guided), *inputs)
-        output, *unguided = self.denoiser.predict(x, Conditioning(*time, text)).split(len(x_t))
+        output, *unguided = self.denoiser.predict(x, Conditioning(*time, text), *control).split(len(x_t))
         return self.update(output, unguided[0] if unguided else None, x_t, rows, step, earlier, noise, scale)
 
     def update(
@@ -186,6 +212,7 @@ class _Constants(NamedTuple):
     guidance_scale: Tensor  # (N,) float32
     text: tuple[Tensor, ...]  # `Conditioning.text`, with an entry for each picture of each half
     inputs: tuple[Tensor, ...]  # of an inpainting model, (k, H, W, C'), with an entry for each picture of each half
+    control: tuple[Any, ...]  # `Controlled.inputs`
 
 
 @dataclass(frozen=True)
@@ -204,6 +231,7 @@ class _Loop:
     conditions: Conditions
     seeds: Tensor | None  # (N,) int64, on the model's device; None if a generator draws the noise
     inputs: Tensor | None = None  # see `denoise`
+    control: Controlled | None = None
 
     @functools.cached_property
     def table(self) -> ConditioningTable:
@@ -253,12 +281,15 @@ class _Loop:
             text = map_tensors(lambda each: each[entries], text)
             halves = len(self.all_conditions)
             inputs = () if self.inputs is None else (self.inputs[part].repeat(halves, 1, 1, 1),)
-            constants = _Constants(rows, self.guidance_scale[part], text, inputs)
+            constants = _Constants(rows, self.guidance_scale[part], text, inputs, self._controls(part))
             x_t = x_t[part]
             seeds = x_t.new_zeros(len(x_t), dtype=torch.int64) if self.seeds is None else self.seeds[part]
             zeros = x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:])
             self._of_parts[key] = Fixed(constants), Fixed(seeds), Fixed(zeros)
         return self._of_parts[key]
+
+    def _controls(self, part: slice) -> tuple[Any, ...]:
+        return () if self.control is None else self.control.inputs(part, len(self.all_conditions))
 
     def step_as_graph(
         self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: Tensor | None = None
@@ -286,19 +317,23 @@ class _Loop:
         rows, step = self.schedule.rows, self.step_indices[i, :1]
         model = self.denoiser.graphed("predict", self.denoiser.predict)
 
-        def predict(x: Tensor, conditions: Tensor, *inputs: Tensor) -> Tensor:
-            """Return (k, H, W, C_out) from x (1, H, W, C) and one or both of its conditions (1, k)."""
+        def predict(x: Tensor, conditions: Tensor, place: Tensor, *inputs: Tensor) -> Tensor:
+            """Return (k, H, W, C_out) from x (1, H, W, C), one or both of its conditions (1, k), and its place (1,)."""
             x = scale_input(x, rows, step, self.denoiser.dtype, conditions.numel())
-            return model(with_inputs(x, *inputs), conditioning.of(conditions[0]))
+            control = self._controls(slice(int(place), int(place) + 1))
+            return model(with_inputs(x, *inputs), conditioning.of(conditions[0]), *control)
 
+        places = torch.arange(len(x_t))[part]
         x_t, conditions = x_t[part], self.all_conditions[:, part]
         inputs = () if self.inputs is None else (self.inputs[part],)
         nothing = [None] * len(x_t)
         halves: Iterable[Iterable[Tensor]]
         if self.denoiser.joins_halves:
-            halves = zip(*(pair.split(1) for pair in map_in_turn(predict, x_t, conditions.T, *inputs)), strict=True)
+            halves = zip(
+                *(pair.split(1) for pair in map_in_turn(predict, x_t, conditions.T, places, *inputs)), strict=True
+            )
         else:
-            halves = (map_pictures(predict, x_t, each[:, None], *inputs) for each in conditions)
+            halves = (map_pictures(predict, x_t, each[:, None], places, *inputs) for each in conditions)
         outputs, *away = halves
         unguided = away[0] if away else nothing
         noise = self.seeds if self.schedule.draws_noise[i] and self.seeds is not None else noise

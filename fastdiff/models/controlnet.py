@@ -101,6 +101,7 @@ class ControlNetModel(TextDenoiser):
         for layer in (self.controlnet_cond_embedding.conv_out, *self.zero_convolutions):
             for parameter in layer.parameters():
                 nn.init.zeros_(parameter)
+        self.place = object()  # another one whenever the weights have moved, as the graphs of a U-Net read them
         self._finish()
 
     @classmethod
@@ -137,6 +138,10 @@ class ControlNetModel(TextDenoiser):
             state |= {key: value for key, value in weights.diffusers_state(unet).items() if key in state}
             weights.load_weights(model, state, source="unet", dtype=unet.dtype, device=unet.device)
         return model.to(unet.device, unet.dtype)
+
+    def release_graphs(self) -> None:
+        super().release_graphs()
+        self.place = object()
 
     @property
     def encoder_config(self) -> UNet2DConditionConfig:

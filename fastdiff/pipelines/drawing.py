@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from torch import Tensor
 
 from fastdiff.diffusion.conditions import Conditions
-from fastdiff.diffusion.loop import AfterStep, Known, denoise
+from fastdiff.diffusion.loop import AfterStep, Control, Known, denoise
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
 from fastdiff.execution.memory import Portions, or_explain
@@ -114,6 +114,7 @@ class Drawing:
         conditions: Conditions,
         *,
         known: Known | None = None,
+        control: Control | None = None,
         after_step: AfterStep | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Draw the starting noise, and return an iterator over the steps of `diffusion.loop.denoise`."""
@@ -129,6 +130,7 @@ class Drawing:
             portions=self.portions,
             known=started.known if known is None else known,
             inputs=started.inputs,
+            control=control,
             after_step=after_step,
         )
 

@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fastdiff.arguments import shown
 from fastdiff.checkpoints import loading
+from fastdiff.checkpoints.hub import resolve_part
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.registry import SCHEDULER, part_names
+from fastdiff.checkpoints.registry import CONTROLNET, SCHEDULER, control_folders, controlled_class, part_names
 from fastdiff.errors import InputError
 from fastdiff.models.classes import load_models
+from fastdiff.models.controlnet import ControlNetModel
 from fastdiff.models.model import Model
 from fastdiff.pipelines.parts import adopted
 from fastdiff.samplers.shared.scheduler import Scheduler
@@ -63,6 +66,7 @@ class Given:
 
     def checked(self, card: ModelCard) -> ModelCard:
         """Return a card that was read with `configs`. Raises InputError for parts that the pipeline does not have."""
+        card = _with_controlnet(card) if self.parts.get(CONTROLNET.name) is not None else card
         known = {part.name for part in card.pipeline.parts}
         for part, value in self.parts.items():
             if part not in known and value is not None:
@@ -89,12 +93,36 @@ def load_parts(card: ModelCard, load: Load, given: Given = NOTHING) -> dict[str,
 
     Given models move to where the weights stay. Raises as `Model.from_folder` and `CLIPTokenizer`.
     """
-    parts = load_models(card, load, given.parts)
+    parts: dict[str, Any] = load_models(card, load, given.parts)
+    if card.classes.get(CONTROLNET.name) == CONTROLNET.classes[1] and CONTROLNET.name in parts:
+        parts[CONTROLNET.name] = tuple(_load_controlnet(load, folder) for folder in control_folders(card.folder))
     tokenizers = {each.name: CLIPTokenizer(card.folder / each.name) for each in card.tokenizers}
-    for part in given.parts.values():
-        if isinstance(part, Model) and part.device != load.home:
-            part.to(load.home)
-    return {**parts, **tokenizers, **given.parts}
+    ours = {name: _placed(part, load) for name, part in given.parts.items()}
+    return {**parts, **tokenizers, **ours}
+
+
+def _placed(part: Any, load: Load) -> Any:
+    """Return a given part where the weights stay. A path is a ControlNet's folder, and a tuple has several of them."""
+    if isinstance(part, tuple):
+        return tuple(_placed(each, load) for each in part)
+    if isinstance(part, str | Path):
+        return _load_controlnet(load, resolve_part(part, CONTROLNET, variant=load.variant))
+    if isinstance(part, Model) and part.device != load.home:
+        part.to(load.home)
+    return part
+
+
+def _load_controlnet(load: Load, folder: Path) -> ControlNetModel:
+    return ControlNetModel.from_folder(folder, load.of_part(CONTROLNET.name, in_8_bits=CONTROLNET.in_8_bits))
+
+
+def _with_controlnet(card: ModelCard) -> ModelCard:
+    """Return a pipeline's card as diffusers' pipeline with a ControlNet, which has its own default of guidance."""
+    before = card.pipeline
+    card = replace(card, classes={**card.classes, "pipeline": controlled_class(before.name)})
+    if card.info.guidance_scale != before.guidance_scale or card.pipeline.guidance_scale is None:
+        return card
+    return replace(card, info=replace(card.info, guidance_scale=card.pipeline.guidance_scale))
 
 
 def read_scheduler(scheduler: Any) -> tuple[str | None, dict[str, Any]]:

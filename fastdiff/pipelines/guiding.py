@@ -1,7 +1,7 @@
 """The conditions of a text-to-image run: the encoded prompts, and the negative prompts for guidance."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,12 +9,14 @@ from torch import Tensor
 from fastdiff.diffusion.conditions import Conditions, Guidance
 from fastdiff.errors import InputError
 from fastdiff.execution.transfers import upload
+from fastdiff.kinds import Fraction
 from fastdiff.models.blocks.conditioning import Prompt
 from fastdiff.models.blocks.embeddings import Timesteps
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.pipelines.prompted import Group, groups_of
 from fastdiff.pipelines.prompts import START, Moment, Prompts
 from fastdiff.pipelines.remembering import Encoded
+from fastdiff.schema import checked
 
 
 class Guiding(NamedTuple):
@@ -126,3 +128,11 @@ def _embedded_scale(scale: float, unet: UNet2DConditionModel) -> Tensor:
     assert width is not None
     waves = Timesteps(width, flip_sin_to_cos=False, freq_shift=1)
     return waves(torch.tensor([(scale - 1) * 1000])).to(unet.dtype)
+
+
+def checked_interval(start: Any, stop: Any) -> tuple[float, float]:
+    """Return the part of a run that is guided. Raises InputError for wrong fractions."""
+    start, stop = checked("guidance_start", start, Fraction), checked("guidance_stop", stop, Fraction)
+    if start > stop:
+        raise InputError(f"guidance_stop: {stop} is before guidance_start, {start}; give a larger number")
+    return start, stop

@@ -26,10 +26,13 @@ class ImageProcessor:
 
     Attributes:
         vae_scale_factor: the sides of preprocessed pictures are multiples of it.
+        do_normalize: whether preprocessed pictures are in [-1, 1]. Otherwise, PIL images are in [0, 1], and the values
+            of arrays and tensors stay as they are.
     """
 
-    def __init__(self, vae_scale_factor: int):
-        self.vae_scale_factor = vae_scale_factor
+    def __init__(self, vae_scale_factor: int, *, do_normalize: bool = True, name: str = "image"):
+        """name: of the pictures in errors of `preprocess`."""
+        self.vae_scale_factor, self.do_normalize, self._name = vae_scale_factor, do_normalize, name
 
     def postprocess(
         self, image: Tensor, output_type: str | None = "pil", do_denormalize: Sequence[bool] | None = None
@@ -62,7 +65,7 @@ class ImageProcessor:
         return array if kind == "np" else Surface.numpy_to_pil(array)
 
     def preprocess(self, image: Any, height: int | None = None, width: int | None = None) -> Tensor:
-        """Return pictures as (N, C, H, W) float32 in [-1, 1], for a VAE's `encode`.
+        """Return pictures as (N, C, H, W) float32 in [-1, 1], for a VAE's `encode`; see `do_normalize`.
 
         Args:
             image: a PIL image, an array (H, W, C) or (N, H, W, C) in [0, 1], a tensor (C, H, W) or (N, C, H, W) in
@@ -81,23 +84,23 @@ class ImageProcessor:
             height, width = self._size(asked, (pictures[0].height, pictures[0].width))
             pixels = [np.asarray(each.resize((width, height), Image.Resampling.LANCZOS)) for each in pictures]
             x = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 255
-            return 2 * x - 1
-        x = stacked(images, image)
+            return 2 * x - 1 if self.do_normalize else x
+        x = stacked(images, image, self._name)
         size = self._size(asked, (x.shape[2], x.shape[3]))
         x = x if size == tuple(x.shape[2:]) else F.interpolate(x, size=size)
-        return x if x.min() < 0 else 2 * x - 1
+        return x if x.min() < 0 or not self.do_normalize else 2 * x - 1
 
     def _size(self, asked: tuple[int | None, int | None], own: tuple[int, int]) -> tuple[int, int]:
         """Return the height and the width of preprocessed pictures."""
         height, width = (given or side for given, side in zip(asked, own, strict=True))
         factor = self.vae_scale_factor
         if min(height, width) < factor:
-            raise InputError(f"image: {height} x {width} is too small; each side must be at least {factor}")
+            raise InputError(f"{self._name}: {height} x {width} is too small; each side must be at least {factor}")
         return height - height % factor, width - width % factor
 
 
-def stacked(images: Sequence[Any], given: Any) -> Tensor:
-    """Return arrays or tensors as one float32 tensor (N, C, H, W). `given` is for errors.
+def stacked(images: Sequence[Any], given: Any, name: str = "image") -> Tensor:
+    """Return arrays or tensors as one float32 tensor (N, C, H, W). `given` and `name` are for errors.
 
     Raises InputError for anything else, and for several sizes.
     """
@@ -108,7 +111,7 @@ def stacked(images: Sequence[Any], given: Any) -> Tensor:
             parts = [part if part.ndim == 4 else part[None] for part in parts]
             if len({part.shape[1:] for part in parts}) == 1 and all(part.numel() for part in parts):
                 return torch.cat(parts).permute(order)
-    raise InputError(f"image: {shown(given)} holds no pictures; {_WANTED}")
+    raise InputError(f"{name}: {shown(given)} holds no pictures; {_WANTED}")
 
 
 def _is_real(values: Any) -> bool:

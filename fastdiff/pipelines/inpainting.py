@@ -23,6 +23,7 @@ from fastdiff.execution.tensors import FLOATS, tensor
 from fastdiff.kinds import Margin, Radius
 from fastdiff.models.coding import Autoencoder
 from fastdiff.pipelines.drawing import DrawingOptions, Started
+from fastdiff.pipelines.image_processor import ImageProcessor
 from fastdiff.pipelines.image_to_image import Encoding, ImageOptions, ImageStart, mixed, read_images, repeated
 from fastdiff.pipelines.masks import Box, binary, crop_region, filled, overlaid, read_masks
 from fastdiff.pipelines.pil_images import as_rgb
@@ -138,16 +139,23 @@ def read_inpainting(
     encoding: Encoding,
     config: DenoiserConfig,
     dtype: torch.dtype,
+    *,
+    own_size: bool = False,
 ) -> InpaintStart:
-    """Check the pictures and masks of a call. `config` and `dtype` are the U-Net's. Raises InputError."""
+    """Check the pictures and masks of a call. `config` and `dtype` are the U-Net's. Raises InputError.
+
+    own_size: whether height and width default to the picture's own, as in diffusers' pipelines with a ControlNet.
+    """
     if options.image is None:
         raise InputError("mask_image: it says where to change image; give image too, or leave it out")
     masks, crop = read_masks(of_mask.mask_image, of_mask.mask_blur), None
     if of_mask.padding_mask_crop is None:
         sides = checked_side("height", asked.height), checked_side("width", asked.width)
-        images, are_latents = read_images(options.image, vae, lambda: completed_size(config, *sides, vae.config.scale))
+        size_of = (lambda: sides) if own_size else partial(completed_size, config, *sides, vae.config.scale)
+        images, are_latents = read_images(options.image, vae, size_of)
     else:
-        height, width = completed_size(config, asked.height, asked.width, vae.config.scale)
+        sides = _own_size(options.image, asked, vae) if own_size else (asked.height, asked.width)
+        height, width = completed_size(config, *sides, vae.config.scale)
         crop = _crop(options.image, masks, (height, width), of_mask.padding_mask_crop, asked.output_type)
         part = filled(crop.image.crop(crop.box), width, height)
         images, are_latents = read_images(part, vae, lambda: (height, width))
@@ -163,6 +171,12 @@ def read_inpainting(
     return InpaintStart(
         images, are_latents, vae.config.scale, begins, encoding, found, latents, config.inpaints, dtype, crop
     )
+
+
+def _own_size(image: Any, asked: DrawingOptions, vae: Autoencoder) -> tuple[int, int]:
+    """Return the height and width of a run: those of its PIL image, unless the call gives them."""
+    pixels = ImageProcessor(vae.config.scale).preprocess(image, asked.height, asked.width)
+    return pixels.shape[2], pixels.shape[3]
 
 
 def _crop(image: Any, masks: Any, size: tuple[int, int], pad: int, output_type: str | None) -> Crop:

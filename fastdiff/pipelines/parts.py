@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from fastdiff.arguments import instance, optional, shown, text
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.checkpoints.registry import SCHEDULER, TOKENIZER, TOKENIZER_2, VAE
+from fastdiff.checkpoints.registry import CONTROLNET, SCHEDULER, TOKENIZER, TOKENIZER_2, VAE
 from fastdiff.diffusion.decoding import OutputType, begin_decode, check_channels
 from fastdiff.diffusion.pictures import check_state
 from fastdiff.errors import InputError
@@ -56,6 +57,14 @@ def adopted(name: str, value: Any) -> Any:
         return value
     if name == SCHEDULER.name:
         return scheduler_like(value)
+    if name == CONTROLNET.name and isinstance(value, str | Path):  # `from_pretrained` loads it
+        return value
+    several = getattr(value, "nets", value) if name == CONTROLNET.name else None  # of diffusers' MultiControlNetModel
+    if isinstance(several, list | tuple | nn.ModuleList):
+        found = tuple(adopted(name, each) for each in several)
+        if None in found:
+            raise InputError(f"{name}: a list of ControlNets has None; give a ControlNetModel")
+        return found[0] if len(found) == 1 else found or None
     if isinstance(value, nn.Module):
         return model_like(value, name)
     if name in (TOKENIZER.name, TOKENIZER_2.name):
@@ -69,6 +78,7 @@ class Parts:
     unet, transformer, value_function = _part("unet"), _part("transformer"), _part("value_function")
     text_encoder, text_encoder_2 = _part("text_encoder"), _part("text_encoder_2")
     tokenizer, tokenizer_2 = _part("tokenizer"), _part("tokenizer_2")
+    controlnet = _part("controlnet")
     vae = _part("vae")
 
     _gpu: torch.device | None = None  # the GPU that the models run on, if the pipeline is offloaded
@@ -163,7 +173,9 @@ class Parts:
         return {"denoiser": denoiser, "scheduler": parts[SCHEDULER.name], **own}
 
     def _at_home(self, part: Any) -> Any:
-        """Move a part that is a model to where the pipeline keeps its models."""
+        """Move a part that is a model, or a tuple of models, to where the pipeline keeps its models."""
+        if isinstance(part, tuple):
+            return tuple(map(self._at_home, part))
         if isinstance(part, Model) and part.device != self.denoiser.device:
             part.to(self.denoiser.device)
         if isinstance(part, Model) and self._gpu is not None:

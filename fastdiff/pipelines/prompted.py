@@ -15,6 +15,7 @@ from fastdiff.diffusion.loop import AfterStep, denoise
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
 from fastdiff.models.blocks.protocols import DenoiserLike
+from fastdiff.pipelines.controlling import ControlRun
 from fastdiff.pipelines.drawing import Drawing
 from fastdiff.samplers.shared.noise import NoiseSource
 
@@ -73,15 +74,21 @@ def check_groups(groups: Sequence[Group], callback: object, *, masks: bool) -> N
 
 
 def denoise_groups(
-    drawing: Drawing, denoiser: DenoiserLike, groups: Sequence[Group], after_step: AfterStep | None
+    drawing: Drawing,
+    denoiser: DenoiserLike,
+    groups: Sequence[Group],
+    after_step: AfterStep | None,
+    control: ControlRun | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Return an iterator over x_{t-1} and x0, each (N, H, W, C) float32. `after_step` is for a single group."""
     if len(groups) == 1:
-        return drawing.denoise(denoiser, groups[0].of_steps[0], after_step=after_step)
-    return _in_turn(drawing, denoiser, groups)
+        return drawing.denoise(denoiser, groups[0].of_steps[0], control=control, after_step=after_step)
+    return _in_turn(drawing, denoiser, groups, control)
 
 
-def _in_turn(drawing: Drawing, denoiser: DenoiserLike, groups: Sequence[Group]) -> Iterator[tuple[Tensor, Tensor]]:
+def _in_turn(
+    drawing: Drawing, denoiser: DenoiserLike, groups: Sequence[Group], control: ControlRun | None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield a step when all groups have taken it."""
     x_t = drawing.start().x_t
     with naming_lost_device():
@@ -94,6 +101,7 @@ def _in_turn(drawing: Drawing, denoiser: DenoiserLike, groups: Sequence[Group]) 
             group.of_steps[0],
             noise=source,
             portions=drawing.portions,
+            control=None if control is None else control.of_rows(group.rows),
             after_step=group.after_step,
         )
         for group, source in zip(groups, _sources(noise, groups), strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import FILE_NAME, ModelInfo
 from fastdiff.checkpoints.names import Variant
-from fastdiff.checkpoints.registry import PIPELINES, TOKENIZER, PipelineClass
+from fastdiff.checkpoints.registry import CONTROLNET, PIPELINES, TOKENIZER, PipelineClass
 from fastdiff.checkpoints.saving import Configured, check_not_uploading, into_folder
 from fastdiff.errors import InputError
 from fastdiff.models.model import Model
@@ -105,8 +105,9 @@ class Saving(Configured, Parts):
         options: dict[str, Any] = {"safe_serialization": safe_serialization, "variant": variant, **size}
         with into_folder(save_directory) as folder:
             for name, part in parts.items():
-                if part is not None:
-                    part.save_pretrained(folder / name, **options if isinstance(part, Model) else {})
+                for i, each in enumerate(part if isinstance(part, tuple) else () if part is None else (part,)):
+                    place = folder / (f"{name}_{i}" if i else name)  # of several ControlNets
+                    each.save_pretrained(place, **options if isinstance(each, Model) else {})
             self.save_config(folder)
             self._save_info(folder)
 
@@ -128,6 +129,8 @@ def _pair(part: Any) -> tuple[str | None, str | None]:
     """Return the library and the class of a part, as in model_index.json."""
     if part is None:
         return NOTHING
+    if isinstance(part, tuple):
+        return CONTROLNET.library, CONTROLNET.classes[1]
     if isinstance(part, CLIPTokenizer):
         return TOKENIZER.library, TOKENIZER.class_name
     if isinstance(part, Model):

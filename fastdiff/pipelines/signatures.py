@@ -3,6 +3,8 @@
 from fastdiff.arguments import by_name as by_name
 
 _INPAINTED = ("image", "mask_image", "masked_image_latents", "height", "width", "padding_mask_crop", "strength")
+_CONTROLLED = ("image", "mask_image", "control_image", "height", "width", "padding_mask_crop", "strength")
+_CONTROL = ("controlnet_conditioning_scale", "guess_mode", "control_guidance_start", "control_guidance_end")
 _STEPS = ("num_inference_steps", "timesteps", "sigmas")
 _LAST = ("output_type", "return_dict")
 _PROMPTS = ("prompt_embeds", "negative_prompt_embeds")
@@ -46,6 +48,35 @@ CALLS: dict[str, tuple[str, ...]] = {  # the arguments of __call__, by diffusers
         *("cross_attention_kwargs", "guidance_rescale", *_SIZE, *(f"negative_{name}" for name in _SIZE)),
         *("aesthetic_score", "negative_aesthetic_score", *_CALLBACK),
     ),
+    "StableDiffusionControlNetPipeline": (
+        *("prompt", "image", "height", "width", *_STEPS, "guidance_scale", "negative_prompt", *_NOISE, *_PROMPTS),
+        *(*_ADAPTERS, *_LAST, "cross_attention_kwargs", *_CONTROL, *_CALLBACK),
+    ),
+    "StableDiffusionControlNetImg2ImgPipeline": (
+        *("prompt", "image", "control_image", "height", "width", "strength", "num_inference_steps", "guidance_scale"),
+        *("negative_prompt", *_NOISE, *_PROMPTS, *_ADAPTERS, *_LAST, "cross_attention_kwargs", *_CONTROL, *_CALLBACK),
+    ),
+    "StableDiffusionControlNetInpaintPipeline": (
+        *("prompt", *_CONTROLLED, "num_inference_steps", "guidance_scale", "negative_prompt", *_NOISE, *_PROMPTS),
+        *(*_ADAPTERS, *_LAST, "cross_attention_kwargs", *_CONTROL, *_CALLBACK),
+    ),
+    "StableDiffusionXLControlNetPipeline": (
+        *("prompt", "prompt_2", "image", "height", "width", *_STEPS, "denoising_end", "guidance_scale"),
+        *("negative_prompt", "negative_prompt_2", *_NOISE, *_PROMPTS, *_POOLED, *_ADAPTERS, *_LAST),
+        *("cross_attention_kwargs", *_CONTROL, *_SIZE, *(f"negative_{name}" for name in _SIZE), *_CALLBACK),
+    ),
+    "StableDiffusionXLControlNetImg2ImgPipeline": (
+        *("prompt", "prompt_2", "image", "control_image", "height", "width", "strength", "num_inference_steps"),
+        *("guidance_scale", "negative_prompt", "negative_prompt_2", *_NOISE, *_PROMPTS, *_POOLED, *_ADAPTERS, *_LAST),
+        *("cross_attention_kwargs", *_CONTROL, *_SIZE, *(f"negative_{name}" for name in _SIZE)),
+        *("aesthetic_score", "negative_aesthetic_score", *_CALLBACK),
+    ),
+    "StableDiffusionXLControlNetInpaintPipeline": (
+        *("prompt", "prompt_2", *_CONTROLLED, "num_inference_steps", "denoising_start", "denoising_end"),
+        *("guidance_scale", "negative_prompt", "negative_prompt_2", *_NOISE, *_PROMPTS, *_ADAPTERS, *_POOLED, *_LAST),
+        *("cross_attention_kwargs", *_CONTROL, "guidance_rescale", *_SIZE),
+        *("aesthetic_score", "negative_aesthetic_score", *_CALLBACK),
+    ),
 }
 ENCODE_PROMPT: dict[str, tuple[str, ...]] = {  # the arguments of encode_prompt, by diffusers' class
     "StableDiffusionPipeline": (
@@ -59,4 +90,5 @@ ENCODE_PROMPT: dict[str, tuple[str, ...]] = {  # the arguments of encode_prompt,
 }
 ENCODE_PROMPT["StableDiffusionXLImg2ImgPipeline"] = ENCODE_PROMPT["StableDiffusionXLPipeline"]
 for _kind in ("StableDiffusion", "StableDiffusionXL"):
-    ENCODE_PROMPT[f"{_kind}InpaintPipeline"] = ENCODE_PROMPT[f"{_kind}Pipeline"]
+    for _name in ("Inpaint", "ControlNet", "ControlNetImg2Img", "ControlNetInpaint"):
+        ENCODE_PROMPT[f"{_kind}{_name}Pipeline"] = ENCODE_PROMPT[f"{_kind}Pipeline"]

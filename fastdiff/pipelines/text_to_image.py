@@ -5,6 +5,7 @@ Prompts -> text encoders -> conditions; seeds -> noise; the denoising loop -> VA
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -12,23 +13,35 @@ from torch import Tensor
 from fastdiff.arguments import instance
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.checkpoints.registry import PIPELINES, TEXT_ENCODER, UNET_CONDITION
+from fastdiff.checkpoints.registry import (
+    CONTROLLED,
+    CONTROLNET,
+    PIPELINES,
+    TEXT_ENCODER,
+    UNET_CONDITION,
+    controlled_class,
+)
 from fastdiff.diffusion.decoding import OutputType, check_finite, with_mean_and_std
 from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
+from fastdiff.execution.memory import or_explain
 from fastdiff.kinds import Fraction
 from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
 from fastdiff.models.coding import Autoencoder
+from fastdiff.models.controlnet import ControlNetModel
 from fastdiff.models.model import Model
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.pipelines.adapting import scale_of
 from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback
-from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
+from fastdiff.pipelines.controlling import STRENGTH as CONTROL_STRENGTH
+from fastdiff.pipelines.controlling import Controlling, ControlOptions, ControlRun
+from fastdiff.pipelines.drawing import Drawing, DrawingOptions, accepted, names_of, options_of
 from fastdiff.pipelines.encoding import TextEncoders
 from fastdiff.pipelines.encoding_prompts import EncodingPrompts
-from fastdiff.pipelines.guiding import Guiding, make_groups
+from fastdiff.pipelines.fitting import check_unet, checked_nets
+from fastdiff.pipelines.guiding import Guiding, checked_interval, make_groups
 from fastdiff.pipelines.hires import UpscaleOptions, go_on_larger
 from fastdiff.pipelines.image_processor import ImageProcessor
 from fastdiff.pipelines.image_to_image import Encoding, ImageOptions, ImageStart, read_image_to_image
@@ -39,20 +52,13 @@ from fastdiff.pipelines.prompted import check_groups, denoise_groups
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
 from fastdiff.pipelines.refining import PartOptions
 from fastdiff.pipelines.sizes import SizeOptions
+from fastdiff.refused import OF_TEXT_CALLS
 from fastdiff.requests.defaults import LIBRARY
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
 
 LATENT = "latent"  # an output type: the U-Net's result, not decoded
-REFUSED = {  # arguments of other pipelines and of diffusers, and why they are refused
-    "class_labels": "this model takes prompts; leave it out",
-    "num_images": "text-to-image pipelines use num_images_per_prompt; give that",
-    "callback": "callback_on_step_end replaces it; give that",
-    "callback_steps": "callback_on_step_end is called after each step; leave it out",
-    "ip_adapter_image": "IP-Adapters are not supported; leave it out",
-    "ip_adapter_image_embeds": "IP-Adapters are not supported; leave it out",
-}
 TEXT_PARTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 
 
@@ -64,14 +70,14 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
     """
 
     reads_text: ClassVar[bool] = True
-    refused = REFUSED
+    refused = OF_TEXT_CALLS
     text_encoder_name, unet_name = TEXT_ENCODER.name, UNET_CONDITION.name
     interrupt = False  # a run is interrupted by leaving the loop over `stream`
     cross_attention_kwargs: Any = None  # of the last call
     denoising_start: float | None = None  # of the last call
     denoising_end: float | None = None
     safety_checker = feature_extractor = image_encoder = None  # not run
-    optional_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
+    optional_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer", CONTROLNET.name)
     denoiser: UNet2DConditionModel
 
     def __init__(
@@ -84,6 +90,7 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
         text_encoder_2: CLIPTextModelWithProjection | None = None,
         tokenizer_2: CLIPTokenizer | None = None,
         *,
+        controlnet: ControlNetModel | Sequence[ControlNetModel] | None = None,
         force_zeros_for_empty_prompt: bool = True,
         info: ModelInfo | None = None,
         name: str = "model",
@@ -98,6 +105,7 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
             tokenizer: the tokenizer of `text_encoder`.
             text_encoder_2: the second text encoder of SDXL.
             tokenizer_2: the tokenizer of `text_encoder_2`.
+            controlnet: a ControlNetModel, or a list of them. Every call then needs a control picture for each.
             force_zeros_for_empty_prompt: for SDXL. Without a negative prompt, the unconditional embeddings are zeros
                 rather than those of an empty text.
             info: the prompts and the defaults of the model, as in its fastdiff.json.
@@ -107,7 +115,8 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
         """
         instance("unet", unet, UNet2DConditionModel, "a UNet2DConditionModel of fastdiff")
         instance("vae", vae, Autoencoder, VAE_KINDS)
-        _check_unet(unet, vae)
+        check_unet(unet, vae)
+        self.controlnets = checked_nets(controlnet, unet, vae.config.scale)
         encoders = [(text_encoder, tokenizer), (text_encoder_2, tokenizer_2)]
         for (model, words), name_of_model in zip(encoders, ("text_encoder", "text_encoder_2"), strict=True):
             if (model is None) != (words is None):
@@ -138,6 +147,7 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
             scheduler,
             parts["vae"],
             **texts,
+            controlnet=parts.get(CONTROLNET.name),
             force_zeros_for_empty_prompt=zeros,
             info=card.info,
             name=card.name,
@@ -146,17 +156,19 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
     @property
     def models(self) -> tuple[Model, ...]:
         encoders = (self._text_parts[name] for name in ("text_encoder", "text_encoder_2"))
-        return (*super().models, *(encoder for encoder in encoders if encoder is not None))
+        return (*super().models, *(encoder for encoder in encoders if encoder is not None), *self.controlnets)
 
     @property
     def components(self) -> dict[str, Any]:
         of_sdxl = self.encoders.of_sdxl
         texts = {name: part for name, part in self._text_parts.items() if of_sdxl or not name.endswith("_2")}
-        return texts | super().components
+        nets = self.controlnets if len(self.controlnets) > 1 else next(iter(self.controlnets), None)
+        return texts | super().components | ({} if nets is None else {CONTROLNET.name: nets})
 
     def _arguments(self, parts: dict[str, Any]) -> dict[str, Any]:
         arguments = super()._arguments(parts) | {name: parts.get(name) for name in TEXT_PARTS}
         zeros = {"force_zeros_for_empty_prompt": self.zeros_for_no_prompt}
+        arguments |= {CONTROLNET.name: parts.get(CONTROLNET.name)}
         return {"unet": arguments.pop("denoiser")} | arguments | zeros
 
     def _own_options(self) -> dict[str, Any]:
@@ -164,10 +176,16 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
         return scores | ({"force_zeros_for_empty_prompt": self.zeros_for_no_prompt} if self.encoders.of_sdxl else {})
 
     def _usual_class(self) -> str:
-        if self.encoders.of_refiner:
-            return "StableDiffusionXLImg2ImgPipeline"
         kind = "StableDiffusionXL" if self.encoders.of_sdxl else "StableDiffusion"
-        return f"{kind}InpaintPipeline" if self.denoiser.config.inpaints else f"{kind}Pipeline"
+        name = f"{kind}InpaintPipeline" if self.denoiser.config.inpaints else f"{kind}Pipeline"
+        name = "StableDiffusionXLImg2ImgPipeline" if self.encoders.of_refiner else name
+        return controlled_class(name) if self.controlnets else name
+
+    @property
+    def diffusers_class(self) -> str:
+        """See `Saving`: the folder's class, with or without a ControlNet as the pipeline has one."""
+        name = super().diffusers_class
+        return controlled_class(name) if self.controlnets else CONTROLLED.get(name, name)
 
     def stream(
         self,
@@ -201,7 +219,8 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
             prompt: a prompt or a list of prompts. The end of a prompt that is longer than the tokenizer's length is
                 cut, with a warning.
             negative_prompt: what to avoid: one text, or one for each prompt.
-            image: the picture to start from, as in diffusers' image-to-image pipelines: a PIL image, an array (H, W,
+            image: with ControlNets and without `strength`, `mask_image` and `control_image`, the control picture. Else
+                the picture to start from, as in diffusers' image-to-image pipelines: a PIL image, an array (H, W,
                 3) in [0, 1], a tensor (3, H, W) in [0, 1] or [-1, 1], latents (4, h, w) as `output_type="latent"`
                 returns them, or a list or batch of one kind. `height` and `width` default to its size, rounded down to
                 a multiple of `vae_scale_factor`. Images repeat: picture i starts from image i modulo their number.
@@ -235,6 +254,8 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
                 `SizeOptions`), `denoising_end`, with `image` also `denoising_start` (see `refining`), and for its
                 refiner `aesthetic_score` and `negative_aesthetic_score`. `upscale`,
                 `upscale_strength` and `upscale_mode` enlarge the picture and go on (see `hires`).
+                With ControlNets `control_image`, `controlnet_conditioning_scale`, `guess_mode`,
+                `control_guidance_start` and `control_guidance_end` (see `ControlOptions`).
                 `guidance_scale` defaults to the model's own, else to 7.5, or 5 for SDXL; a scale of 1 or less is
                 unguided. A U-Net with `time_cond_proj_dim` (LCM) takes the scale as an input instead. `output_type` may
                 also be `"latent"`, which returns the U-Net's result, (N, C, h, w) float32.
@@ -244,20 +265,25 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
         """
         asked, prompts, sizes, part = self._read({"prompt": prompt, "negative_prompt": negative_prompt} | options)
         of_sdxl = self.encoders.of_sdxl
+        control, image, strength = self._control(options, image, strength, mask_image)
         upscaling = options_of(UpscaleOptions, options)
         first = upscaling.first_part(asked, part, mask_image)
         of_mask = MaskOptions(mask_image, masked_image_latents, padding_mask_crop, mask_blur)
         start = self._start(ImageOptions(image, strength, part.begins(len(self.scheduler))), of_mask, asked)
         tensor_names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, of_sdxl=of_sdxl)
         rescale = checked("guidance_rescale", guidance_rescale, Fraction)
-        interval = _interval(guidance_start, guidance_stop)
+        interval = checked_interval(guidance_start, guidance_stop)
         lora_scale = scale_of(cross_attention_kwargs)
         subjects = Subjects("prompt", range(prompts.count), "num_images_per_prompt", num_images_per_prompt)
-        if start is None:
-            drawing = self._begin(first, subjects, ends=part.ended)
-        else:
+        counts: dict[str, int | None] = {}
+        if start is not None:
             first = replace(first, height=start.size[0], width=start.size[1])
-            drawing = self._begin(first, subjects, start, part.ended, image=start.count(first, subjects))
+            counts["image"] = start.count(first, subjects)
+        if control is not None:
+            control = control.with_pictures(self.scale, first, start)
+            first = replace(first, height=control.size[0], width=control.size[1])
+            counts["control_image"] = control.count(first, subjects)
+        drawing = self._begin(first, subjects, start, part.ended, **counts)
         self._last = self._last_run._replace(guidance_rescale=rescale, clip_skip=options.get("clip_skip"))
         self._lora_scale, self.cross_attention_kwargs = lora_scale, cross_attention_kwargs
         self.denoising_start, self.denoising_end = part.denoising_start, part.denoising_end
@@ -275,7 +301,8 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
             running = RunningPipeline(self, len(drawing.schedule), scale)
             timesteps = drawing.schedule.timesteps
             after_step = StepCallback(running, callback_on_step_end, tensor_names, timesteps, conditions)
-        steps = denoise_groups(drawing, self.denoiser, groups, after_step)
+        controls = None if control is None else self._control_run(control, drawing, prompts.count, asked, part)
+        steps = denoise_groups(drawing, self.denoiser, groups, after_step, controls)
         run = self._run(drawing, self._scaled_steps(steps, lora_scale))
         crop = start.crop if isinstance(start, InpaintStart) else None
         if upscaling.upscale is None:
@@ -284,6 +311,7 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
         again |= {"prompt": prompt, "negative_prompt": negative_prompt, "num_images_per_prompt": num_images_per_prompt}
         again |= {"callback_on_step_end": callback_on_step_end, "callback_on_step_end_tensor_inputs": tensor_names}
         again |= {"guidance_rescale": rescale, "cross_attention_kwargs": cross_attention_kwargs} | options
+        again |= {} if control is None else control.again(start)
         return go_on_larger(self, run, upscaling, drawing.sampling, again)
 
     @property
@@ -298,9 +326,9 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
 
     def _read(self, options: Mapping[str, Any]) -> tuple[DrawingOptions, Prompts, SizeOptions, PartOptions]:
         """Return the arguments of a call, sorted by purpose. Raises InputError for one that the model does not take."""
-        known = names_of(DrawingOptions, PromptOptions, SizeOptions, PartOptions, UpscaleOptions)
+        known = names_of(DrawingOptions, PromptOptions, SizeOptions, PartOptions, UpscaleOptions, ControlOptions)
         known -= {"use_clipped_model_output", "horizon"}
-        options = accepted(options, known, REFUSED, "text-to-image pipelines")
+        options = accepted(options, known, OF_TEXT_CALLS, "text-to-image pipelines")
         sizes, part = options_of(SizeOptions, options), options_of(PartOptions, options)
         if not self.encoders.of_sdxl:
             sizes.check_unused()
@@ -311,13 +339,38 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
         prompts = Prompts(told, self.encoders, self.denoiser.config, zeros_for_none=zeros)
         return options_of(DrawingOptions, options), prompts, sizes, part
 
+    def _control(
+        self, options: Mapping[str, Any], image: Any, strength: float | None, mask: Any
+    ) -> tuple[Controlling | None, Any, float | None]:
+        """Return the ControlNets of a call, the image to start from, and its strength."""
+        control = options_of(ControlOptions, options)
+        if not self.controlnets:
+            control.check_unused()
+            return None, image, strength
+        control, image = control.with_image(image, (strength, mask))
+        of_image = image is not None and mask is None and options.get("denoising_start") is None
+        return control.read(self.controlnets), image, CONTROL_STRENGTH if of_image and strength is None else strength
+
+    def _control_run(
+        self, control: Controlling, drawing: Drawing, prompts: int, asked: DrawingOptions, part: PartOptions
+    ) -> ControlRun:
+        """Embed the control pictures of a call, and return what controls its steps."""
+        start, steps = drawing.starts_from, len(drawing.schedule)
+        if part.denoising_end is not None:  # the steps count as in the whole run
+            begin = None if start is None else start.begin
+            steps = len(self._schedule(drawing.sampling, asked.timesteps, asked.sigmas, begin))
+        with naming_lost_device(), self._working(*self.controlnets):
+            embed = partial(control.run, self.denoiser, drawing.subjects, prompts, steps, start)
+            return or_explain(embed, drawing.portions.problem)
+
     def _start(self, options: ImageOptions, of_mask: MaskOptions, asked: DrawingOptions) -> ImageStart | None:
         """Return what a run with pictures starts from; None for a run without."""
         config, vae = self.denoiser.config, self._vae
         assert vae is not None
         encoding = Encoding(vae, self.encoders.of_sdxl, self._working)
         if of_mask.mask_image is not None:
-            return read_inpainting(options, of_mask, asked, vae, encoding, config, self.dtype)
+            given = options, of_mask, asked, vae, encoding, config, self.dtype
+            return read_inpainting(*given, own_size=bool(self.controlnets))
         if config.inpaints:
             raise InputError("mask_image: this model is for inpainting; give image and mask_image")
         if options.image is not None:
@@ -349,27 +402,3 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
             return x.permute(0, 3, 1, 2)
 
         return end
-
-
-def _interval(start: Any, stop: Any) -> tuple[float, float]:
-    start, stop = checked("guidance_start", start, Fraction), checked("guidance_stop", stop, Fraction)
-    if start > stop:
-        raise InputError(f"guidance_stop: {stop} is before guidance_start, {start}; give a larger number")
-    return start, stop
-
-
-def _check_unet(unet: UNet2DConditionModel, vae: Autoencoder) -> None:
-    """Raise InputError for a U-Net that needs more than a prompt."""
-    channels = unet.config.state_channels
-    if channels != vae.config.latent_channels and channels > unet.config.out_channels:
-        raise InputError(
-            f"unet: it has {channels} input channels, so it is for image editing; give a text-to-image model, which "
-            f"has {vae.config.latent_channels}, or an inpainting model, which has "
-            f"{2 * vae.config.latent_channels + 1}"
-        )
-    if unet.config.image_width is not None:
-        raise InputError("unet: it reads image_embeds, which no prompt gives; call the model directly")
-    if unet.config.takes_labels:
-        raise InputError(
-            "unet: it takes class labels and a prompt, as no diffusers pipeline does; call the model directly"
-        )

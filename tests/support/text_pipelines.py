@@ -188,6 +188,13 @@ def tiny_unet(kind: str, **options: Any) -> nn.Module:
     return unet
 
 
+def tiny_controlnet(kind: str, seed: int = 4, **options: Any) -> nn.Module:
+    """Return a ControlNet for the U-Net of a kind, with changed options. Its pictures are twice as large as latents."""
+    unet = {name: value for name, value in UNETS[kind].items() if name not in ("sample_size", "up_block_types")}
+    config = unet | {"conditioning_embedding_out_channels": (6, 10)} | options
+    return _randomised(diffusers.ControlNetModel(**config), seed)
+
+
 def tiny_vae(kind: str, **options: Any) -> nn.Module:
     """Return the VAE of a kind, with changed options."""
     return _randomised(diffusers.AutoencoderKL(**VAES[kind] | options), seed=3)
