@@ -218,9 +218,11 @@ PIPELINES |= {
 }
 
 
-def controlled_class(name: str) -> str:
-    """Return the diffusers pipeline that draws with a ControlNet as the pipeline `name` does without."""
-    return next((controlled for controlled, plain in CONTROLLED.items() if plain == name), name)
+def pipeline_class(name: str, *, controlled: bool) -> str:
+    """Return the diffusers pipeline that draws as the pipeline `name` does, with or without a ControlNet."""
+    if not controlled or name in CONTROLLED:
+        return name if controlled else CONTROLLED.get(name, name)
+    return next((other for other, plain in CONTROLLED.items() if plain == name), name)
 
 
 def part_names() -> tuple[str, ...]:

@@ -61,7 +61,7 @@ class Controlled:
 
 
 class Control(Protocol):
-    """What controls the steps of a run."""
+    """Says what controls each step of a run."""
 
     def at(self, step: int) -> Controlled | None:
         """Return what controls a step: the same object for alike steps, and None for nothing."""

@@ -10,7 +10,7 @@ from fastdiff.checkpoints import loading
 from fastdiff.checkpoints.hub import resolve_part
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.registry import CONTROLNET, SCHEDULER, control_folders, controlled_class, part_names
+from fastdiff.checkpoints.registry import CONTROLNET, SCHEDULER, control_folders, part_names, pipeline_class
 from fastdiff.errors import InputError
 from fastdiff.models.classes import load_models
 from fastdiff.models.controlnet import ControlNetModel
@@ -119,7 +119,7 @@ def _load_controlnet(load: Load, folder: Path) -> ControlNetModel:
 def _with_controlnet(card: ModelCard) -> ModelCard:
     """Return a pipeline's card as diffusers' pipeline with a ControlNet, which has its own default of guidance."""
     before = card.pipeline
-    card = replace(card, classes={**card.classes, "pipeline": controlled_class(before.name)})
+    card = replace(card, classes={**card.classes, "pipeline": pipeline_class(before.name, controlled=True)})
     if card.info.guidance_scale != before.guidance_scale or card.pipeline.guidance_scale is None:
         return card
     return replace(card, info=replace(card.info, guidance_scale=card.pipeline.guidance_scale))

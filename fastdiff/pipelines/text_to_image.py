@@ -13,14 +13,7 @@ from torch import Tensor
 from fastdiff.arguments import instance
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.checkpoints.registry import (
-    CONTROLLED,
-    CONTROLNET,
-    PIPELINES,
-    TEXT_ENCODER,
-    UNET_CONDITION,
-    controlled_class,
-)
+from fastdiff.checkpoints.registry import CONTROLNET, PIPELINES, TEXT_ENCODER, UNET_CONDITION, pipeline_class
 from fastdiff.diffusion.decoding import OutputType, check_finite, with_mean_and_std
 from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.results import Step
@@ -52,7 +45,7 @@ from fastdiff.pipelines.prompted import check_groups, denoise_groups
 from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
 from fastdiff.pipelines.refining import PartOptions
 from fastdiff.pipelines.sizes import SizeOptions
-from fastdiff.refused import OF_TEXT_CALLS
+from fastdiff.refused import OF_TEXT_CALLS as REFUSED
 from fastdiff.requests.defaults import LIBRARY
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
@@ -70,7 +63,7 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
     """
 
     reads_text: ClassVar[bool] = True
-    refused = OF_TEXT_CALLS
+    refused = REFUSED
     text_encoder_name, unet_name = TEXT_ENCODER.name, UNET_CONDITION.name
     interrupt = False  # a run is interrupted by leaving the loop over `stream`
     cross_attention_kwargs: Any = None  # of the last call
@@ -179,13 +172,12 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
         kind = "StableDiffusionXL" if self.encoders.of_sdxl else "StableDiffusion"
         name = f"{kind}InpaintPipeline" if self.denoiser.config.inpaints else f"{kind}Pipeline"
         name = "StableDiffusionXLImg2ImgPipeline" if self.encoders.of_refiner else name
-        return controlled_class(name) if self.controlnets else name
+        return pipeline_class(name, controlled=bool(self.controlnets))
 
     @property
     def diffusers_class(self) -> str:
         """See `Saving`: the folder's class, with or without a ControlNet as the pipeline has one."""
-        name = super().diffusers_class
-        return controlled_class(name) if self.controlnets else CONTROLLED.get(name, name)
+        return pipeline_class(super().diffusers_class, controlled=bool(self.controlnets))
 
     def stream(
         self,
@@ -220,10 +212,10 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
                 cut, with a warning.
             negative_prompt: what to avoid: one text, or one for each prompt.
             image: with ControlNets and without `strength`, `mask_image` and `control_image`, the control picture. Else
-                the picture to start from, as in diffusers' image-to-image pipelines: a PIL image, an array (H, W,
-                3) in [0, 1], a tensor (3, H, W) in [0, 1] or [-1, 1], latents (4, h, w) as `output_type="latent"`
-                returns them, or a list or batch of one kind. `height` and `width` default to its size, rounded down to
-                a multiple of `vae_scale_factor`. Images repeat: picture i starts from image i modulo their number.
+                the picture to start from, as in diffusers' image-to-image pipelines: a PIL image, an array (H, W, 3) in
+                [0, 1], a tensor (3, H, W) in [0, 1] or [-1, 1], latents (4, h, w) as `output_type="latent"` returns
+                them, or a list or batch of one kind. `height` and `width` default to its size, rounded down to a
+                multiple of `vae_scale_factor`. Images repeat: picture i starts from image i modulo their number.
             strength: 0 to 1, how much of `image` to change: `int(num_inference_steps * strength)` steps are taken.
                 Default: 0.8, for SDXL 0.3; with `mask_image` 1, for SDXL 0.9999.
             mask_image: paints `image` anew where the mask is white, at least half, as diffusers' inpainting pipelines:
@@ -247,18 +239,17 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
             cross_attention_kwargs: `{"scale": s}` multiplies the weights of all active adapters by s in this call.
             options: more arguments, with the names of diffusers: those of `Pipeline.stream` except
                 `use_clipped_model_output`; `prompt_2`, `negative_prompt_2`, `prompt_embeds`, `pooled_prompt_embeds`,
-                `negative_prompt_embeds`, `negative_pooled_prompt_embeds` and `clip_skip`;
-                `prompt_syntax` (`"plain"`, or `"weighted"` for prompts as A1111 reads them) with `emphasis`
-                (`"original"`, or `"no-norm"`, which lets weights change the mean of the embeddings); and for SDXL
-                `original_size`, `crops_coords_top_left`, `target_size` and their `negative_` forms (see
-                `SizeOptions`), `denoising_end`, with `image` also `denoising_start` (see `refining`), and for its
-                refiner `aesthetic_score` and `negative_aesthetic_score`. `upscale`,
-                `upscale_strength` and `upscale_mode` enlarge the picture and go on (see `hires`).
-                With ControlNets `control_image`, `controlnet_conditioning_scale`, `guess_mode`,
-                `control_guidance_start` and `control_guidance_end` (see `ControlOptions`).
-                `guidance_scale` defaults to the model's own, else to 7.5, or 5 for SDXL; a scale of 1 or less is
-                unguided. A U-Net with `time_cond_proj_dim` (LCM) takes the scale as an input instead. `output_type` may
-                also be `"latent"`, which returns the U-Net's result, (N, C, h, w) float32.
+                `negative_prompt_embeds`, `negative_pooled_prompt_embeds` and `clip_skip`; `prompt_syntax` (`"plain"`,
+                or `"weighted"` for prompts as A1111 reads them) with `emphasis` (`"original"`, or `"no-norm"`, which
+                lets weights change the mean of the embeddings); and for SDXL `original_size`, `crops_coords_top_left`,
+                `target_size` and their `negative_` forms (see `SizeOptions`), `denoising_end`, with `image` also
+                `denoising_start` (see `refining`), and for its refiner `aesthetic_score` and
+                `negative_aesthetic_score`. `upscale`, `upscale_strength` and `upscale_mode` enlarge the picture and go
+                on (see `hires`). With ControlNets `control_image`, `controlnet_conditioning_scale`, `guess_mode`,
+                `control_guidance_start` and `control_guidance_end` (see `ControlOptions`). `guidance_scale` defaults to
+                the model's own, else to 7.5, or 5 for SDXL; a scale of 1 or less is unguided. A U-Net with
+                `time_cond_proj_dim` (LCM) takes the scale as an input instead. `output_type` may also be `"latent"`,
+                which returns the U-Net's result, (N, C, h, w) float32.
 
         Raises as `Pipeline.stream`, and NonFiniteError, which names the part, if the output of a part is NaN or
         infinite.
@@ -328,7 +319,7 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
         """Return the arguments of a call, sorted by purpose. Raises InputError for one that the model does not take."""
         known = names_of(DrawingOptions, PromptOptions, SizeOptions, PartOptions, UpscaleOptions, ControlOptions)
         known -= {"use_clipped_model_output", "horizon"}
-        options = accepted(options, known, OF_TEXT_CALLS, "text-to-image pipelines")
+        options = accepted(options, known, REFUSED, "text-to-image pipelines")
         sizes, part = options_of(SizeOptions, options), options_of(PartOptions, options)
         if not self.encoders.of_sdxl:
             sizes.check_unused()

@@ -259,7 +259,7 @@ def test_a_wrong_argument_for_two_controlnets(case, two):
         {"guess_mode": True},
         {"control_guidance_end": 0.5},
     ],
-    ids=str,
+    ids=lambda each: next(iter(each)),
 )
 def test_a_pipeline_without_a_controlnet_takes_no_control(options, plain):
     (name,) = options

@@ -9,7 +9,6 @@ import torch
 
 from fastdiff import ControlNetModel, InputError, Pipeline
 from fastdiff.models.live import model_like
-from fastdiff.pipelines.signatures import CALLS, ENCODE_PROMPT
 from tests.parity.control.pipelines import KINDS, controlled
 from tests.parity.image_starts.pictures import mask, picture
 from tests.parity.surface import walk
@@ -21,7 +20,6 @@ pytestmark = [
 ]
 STEPS = {"num_inference_steps": 2, "output_type": "pt"}
 CONTROL = picture(5)
-CLASSES = {each.__name__: each for kinds in KINDS.values() for each in kinds.values()}
 
 
 def index_of(folder):
@@ -106,13 +104,6 @@ def test_guidance_by_default(text_pipes, text_folder, tmp_path):
     controlled = Pipeline.from_pretrained(tmp_path, controlnet=tiny_controlnet("sdxl"), device="cpu")
     assert controlled.info.guidance_scale == 5.0
     assert controlled.diffusers_class == "StableDiffusionXLControlNetInpaintPipeline"
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_calls_take_diffusers_positions(name):
-    for table, method in ((CALLS, "__call__"), (ENCODE_PROMPT, "encode_prompt")):
-        found = walk.parameters(getattr(CLASSES[name], method)).items()
-        assert table[name] == tuple(key for key, each in found if each.kind not in walk.VARIABLE)
 
 
 @pytest.mark.parametrize(("start", "kind"), [("text", "sd1"), ("image", "sdxl"), ("mask", "sd1")])

@@ -8,8 +8,10 @@ import torch
 from diffusers.experimental import ValueGuidedRLPipeline
 
 from fastdiff import DDIMScheduler, DDPMScheduler, InputError, LabelPipeline, Pipeline, UNet2DModel
+from fastdiff.checkpoints.registry import PIPELINES
 from fastdiff.diffusion.results import PipelineOutput
 from fastdiff.pipelines import label, text_to_image, trajectory
+from fastdiff.pipelines.controlling import ControlOptions
 from fastdiff.pipelines.drawing import DrawingOptions, names_of
 from fastdiff.pipelines.prompts import PromptOptions
 from fastdiff.pipelines.refining import PartOptions
@@ -46,14 +48,12 @@ def test_the_order_is_that_of_diffusers(name):
 @pytest.mark.parametrize("name", CALLS)
 def test_every_argument_is_taken_or_refused_by_name(name):
     module, kind = {
-        "ValueGuidedRLPipeline": (trajectory, trajectory.TrajectoryPipeline),
-        "StableDiffusionPipeline": (text_to_image, text_to_image.TextToImagePipeline),
-        "StableDiffusionXLPipeline": (text_to_image, text_to_image.TextToImagePipeline),
-        "StableDiffusionXLImg2ImgPipeline": (text_to_image, text_to_image.TextToImagePipeline),
-        "StableDiffusionInpaintPipeline": (text_to_image, text_to_image.TextToImagePipeline),
-        "StableDiffusionXLInpaintPipeline": (text_to_image, text_to_image.TextToImagePipeline),
-    }.get(name, (label, label.LabelPipeline))
-    taken = names_of(DrawingOptions, PromptOptions, SizeOptions, PartOptions) | {*names(kind.stream), "return_dict"}
+        "LabelPipeline": (label, label.LabelPipeline),
+        "TextToImagePipeline": (text_to_image, text_to_image.TextToImagePipeline),
+        "TrajectoryPipeline": (trajectory, trajectory.TrajectoryPipeline),
+    }[next(iter(PIPELINES[name].denoisers.values()))]
+    taken = names_of(DrawingOptions, PromptOptions, SizeOptions, PartOptions, ControlOptions)
+    taken |= {*names(kind.stream), "return_dict"}
     assert sorted({*CALLS[name]} - taken - module.REFUSED.keys()) == []
 
 
