@@ -79,7 +79,7 @@ class Plan:
             run = Run.prepare(request, card, BULK)
         else:
             completed, cells = complete_rows(request, read_rows(spec), card, pixels=decode)
-            run = Run(card, completed, cells, len(cells))
+            run = Run(card, completed, cells, len(cells)).checked()
         pixels = math.prod(run.size or (1,))
         usual = min(max(_BATCH_PIXELS // pixels, _BATCH_PICTURES[0]), _BATCH_PICTURES[1])
         size = shard_size or _usual_shard(len(run.cells), pixels, usual)

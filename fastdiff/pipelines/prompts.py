@@ -20,8 +20,7 @@ from fastdiff.pipelines.encoding import TextEncoders, Weighting
 from fastdiff.pipelines.remembering import Encoded
 from fastdiff.requests.syntax import Emphasis, PromptSyntax
 from fastdiff.schema import Wanted, checked, whole
-from fastdiff.text.weighted.emphasis import check_prompt, parse_emphasis
-from fastdiff.text.weighted.loras import check_no_loras
+from fastdiff.text.weighted.checking import check_weighted
 from fastdiff.text.weighted.schedule import parse_schedule
 
 Texts = str | Sequence[str] | None
@@ -198,10 +197,7 @@ class Prompts:
 
     def _check_syntax(self) -> None:
         for text in self._every_text:
-            check_prompt(text)
-            check_no_loras(text)
-            parse_schedule(text)
-            parse_emphasis(text)
+            check_weighted(text)
 
     def _given(self, options: PromptOptions, name: str) -> list[Encoded] | None:
         """Return the given embeddings of `prompt` or `negative_prompt`; None if the caller gave texts instead."""

@@ -19,6 +19,7 @@ from fastdiff.requests.defaults import Defaults
 from fastdiff.requests.input_picture import InputPicture, Start
 from fastdiff.requests.request import PROMPT_SETTINGS, UPSCALE_SETTINGS, Request
 from fastdiff.runs.option_files.kinds import KINDS
+from fastdiff.text.weighted.checking import check_all
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -44,7 +45,16 @@ class Run:
     def prepare(cls, request: Request, card: ModelCard, defaults: Defaults, *, batch_size: int | None = None) -> "Run":
         """Complete and check a request. InputError for anything that the model cannot do."""
         completed, cells = complete(request, card, defaults)
-        return cls(card, completed, cells, batch_size or defaults.batch_size or len(cells))
+        return cls(card, completed, cells, batch_size or defaults.batch_size or len(cells)).checked()
+
+    def checked(self) -> "Run":
+        """Return the run itself. Raises InputError for a weighted prompt that cannot be read."""
+        request = self.request
+        if request.prompt_syntax == "weighted":
+            steps = request.num_inference_steps or 1
+            check_all([cell.prompt or "" for cell in self.cells], "prompt", steps)
+            check_all([request.negative_prompt or ""], "negative-prompt", steps)
+        return self
 
     @property
     def size(self) -> tuple[int, int] | None:

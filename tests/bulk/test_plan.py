@@ -72,6 +72,22 @@ def test_refusals(make_plan, change, message):
         make_plan(**change)
 
 
+@pytest.mark.parametrize("of_rows", [False, True])
+def test_weighted_prompts_are_read_before_anything_is_drawn(tmp_path, of_rows):
+    prompts = ("a cat", "(a dog:1.2.3)")
+    (tmp_path / "spec.csv").write_text("prompt\n" + "\n".join(prompts))
+    request = Request(model="emoji-sd", prompt_syntax="weighted", prompt=() if of_rows else prompts)
+    spec = str(tmp_path / "spec.csv") if of_rows else None
+    with pytest.raises(InputError, match=r"prompt: the weight .* is not a number; .* \(in .\(a dog:1\.2\.3\).\)"):
+        Plan.make(request, find_model(request), spec=spec)
+    plan = Plan.make(replace(request, prompt_syntax=None), find_model(request), spec=spec)
+    assert [cell.prompt for cell in plan.run.cells] == list(prompts)
+    request = replace(request, negative_prompt="a AND b", prompt=() if of_rows else prompts[:1])
+    (tmp_path / "spec.csv").write_text("prompt\na cat")
+    with pytest.raises(InputError, match="negative-prompt: AND combines several prompts"):
+        Plan.make(request, find_model(request), spec=spec)
+
+
 def test_too_many_shards(make_plan, monkeypatch):
     monkeypatch.setattr("fastdiff.bulk.plan.MOST_SHARDS", 3)
     with pytest.raises(InputError, match="shard-size 6: more than 3 shards; use a larger size"):

@@ -21,12 +21,11 @@ from tests.fuzz import edits, folders, pickles, tabs, text_edits
 from tests.fuzz.doors import command, library, page, tab
 from tests.fuzz.doors.outcomes import Options, Outcome
 from tests.fuzz.edits import Edit
-from tests.fuzz.named import embeddings, hostile_files, loras, pictures
+from tests.fuzz.named import embeddings, hostile_files, loras, pictures, syntax
 from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, OF_PROMPTS, PLAIN, PNG_KEYS, TEXTS, WORDS
 from tests.fuzz.watch import watching
 
-KEPT = "case.json"  # next to a kept case's folder
-MEMORY, ROOM = "/dev/shm", 2**28  # bytes that must be free there
+KEPT, MEMORY, ROOM = "case.json", "/dev/shm", 2**28  # next to a kept case's folder; bytes that must be free there
 BESIDE = ("w", "w.safetensors", "w.bin", "config.json", "model_index.json")  # files that no case may open
 
 
@@ -373,6 +372,7 @@ GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "files": file_cases(),
     "embeddings": embeddings.loaded(edits.HEADERS).map(lambda drawn: Case("sd1", *drawn)),
     "loras": loras.loaded(edits.HEADERS).map(lambda drawn: Case("sd1", *drawn)),
+    "syntax": syntax.called().map(lambda drawn: Case(drawn[0], (), "library", "weighted", drawn[1])),
     "pictures": pictures.loaded().map(lambda drawn: Case("sd1", *drawn)),
     **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},
 }

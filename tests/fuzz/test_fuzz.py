@@ -23,6 +23,7 @@ COUNTS = {
     "call": 400,
     "png": 150,
     "styles": 60,
+    "syntax": 150,
     "history": 60,
     "files": 80,
     "embeddings": 120,

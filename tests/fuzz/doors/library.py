@@ -27,7 +27,9 @@ from tests.fuzz.values import OBJECTS, PROMPT
 
 
 def call(folder: Path, what: str, options: Options) -> Outcome:
-    """Call the library with new objects for the named values."""
+    """Call the library with new objects for the named values. The values of a weighted prompt are texts."""
+    if what == "weighted":
+        return _weighted(folder, dict(options))
     return LIBRARY[what](folder, {name: OBJECTS[value]() for name, value in options})
 
 
@@ -74,6 +76,13 @@ def check_plan(config: Any, output: TrajectoryOutput, options: dict[str, Any]) -
 @guarded
 def _pipeline(folder: Path, options: dict[str, Any]) -> list[str]:
     return _draw(fastdiff.Pipeline.from_pretrained(folder, device="cpu"), options)
+
+
+@guarded
+def _weighted(folder: Path, options: dict[str, Any]) -> list[str]:
+    pipe = fastdiff.Pipeline.from_pretrained(folder, device="cpu")
+    numbers = {name: int(options.pop(name)) for name in ("num_inference_steps", "guidance_scale")}
+    return _draw(pipe, options | numbers | {"prompt_syntax": "weighted"})
 
 
 @guarded

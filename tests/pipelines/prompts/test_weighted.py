@@ -87,6 +87,45 @@ def test_weights_by_hand(load, kind, emphasis, skip):
         assert torch.equal(found[2], plain[2]), "the pooled text has no weights"
 
 
+@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+@pytest.mark.parametrize("emphasis", ["original", "no-norm"])
+def test_a_loaded_embedding_has_one_weight_for_all_its_vectors(load, kind, emphasis):
+    pipe, generator = load(kind), torch.Generator().manual_seed(0)
+    widths = [model.config.hidden_size for model in pipe.encoders.models]
+    vectors = [torch.randn(3, width, generator=generator) for width in widths]
+    named = dict(zip(("clip_l", "clip_g"), vectors, strict=False)) if len(vectors) > 1 else {"emb_params": vectors[0]}
+    before = draw(pipe, "a (<cat-toy>:1.3)", seed=1)
+    pipe.load_textual_inversion(named, token="<cat-toy>")
+    plain = pipe.encode_prompt("a <cat-toy> riding", do_classifier_free_guidance=False)[0][0]
+    found = encode(pipe, "a (<cat-toy>:1.3) riding", emphasis=emphasis)[0][0]
+    weights = torch.ones(len(plain), 1)
+    weights[2:5] = 1.3  # after the start token and "a"
+    expected = []
+    for z in plain.split(widths, dim=-1):
+        weighted = z * weights
+        expected.append(weighted * (z.mean() / weighted.mean()) if emphasis == "original" else weighted)
+    torch.testing.assert_close(found, torch.cat(expected, -1), rtol=1e-6, atol=1e-6)
+    options = {"emphasis": emphasis, "num_inference_steps": 2}
+    alone = draw(pipe, "a (<cat-toy>:1.3)", seed=1, **options)
+    batch = draw(pipe, [LONG, "a (<cat-toy>:1.3)"], seed=[0, 1], batch_size=2, **options)
+    assert torch.equal(batch[1], alone[0]) and not torch.equal(alone, before)
+    assert not torch.equal(alone, draw(pipe, "a <cat-toy>", seed=1, **options))
+    pipe.unload_textual_inversion()
+    assert torch.equal(draw(pipe, "a (<cat-toy>:1.3)", seed=1), before)
+
+
+@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+def test_the_vectors_of_an_embedding_stay_in_one_chunk(load, kind):
+    pipe = load(kind)
+    widths = [model.config.hidden_size for model in pipe.encoders.models]
+    named = dict(zip(("clip_l", "clip_g"), [torch.ones(3, width) for width in widths], strict=False))
+    pipe.load_textual_inversion(named if len(widths) > 1 else {"emb_params": named["clip_l"]}, token="<cat-toy>")
+    room = pipe.tokenizer.room
+    found = encode(pipe, "the " * (room - 2) + "(<cat-toy>:1.3)")[0]
+    expected = [encode(pipe, text)[0] for text in ("the " * (room - 2), "(<cat-toy>:1.3)")]
+    assert torch.equal(found, torch.cat(expected, dim=1))
+
+
 @KINDS
 def test_chunks_are_encoded_one_by_one(load, kind):
     pipe = load(kind)
