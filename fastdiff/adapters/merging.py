@@ -40,6 +40,7 @@ class Merging:
         self.active: dict[str, Factor] = {}  # in the order in which they are added
         self.is_enabled = True
         self.scale = 1.0  # of a call, for all active adapters
+        self.of_prompt: Mapping[str, Factor] = {}  # the adapters that the prompt of a call names; they are active too
         self.fused: dict[str, tuple[Updates, Factor]] = {}  # by adapter; the layers of these ignore `active`
         self._loaded: dict[str, Tensor] = {}  # our parameters as they were loaded, if an adapter has touched them
         self._written: dict[str, Recipe] = {}  # by diffusers' key
@@ -51,7 +52,7 @@ class Merging:
     @property
     def state(self) -> Hashable:
         """Identify what the merged weights depend on. Equal states mean equal weights."""
-        active = tuple(self.active.items()) if self.is_enabled else ()
+        active = tuple(self._used().items())
         fused = tuple((name, factor) for name, (_, factor) in self.fused.items())
         return self._generation, fused, active, self.scale if active else 1.0
 
@@ -64,11 +65,15 @@ class Merging:
         vars(self).update(snapshot or {"adapters": {}, "active": {}, "is_enabled": True, "fused": {}})
         self.write()
 
-    def scaled(self, scale: float) -> None:
-        """Multiply the factors of the active adapters by `scale`, and write."""
-        if scale != self.scale:
-            self.scale = scale
+    def scaled(self, scale: float, of_prompt: Mapping[str, Factor]) -> None:
+        """Use the adapters that a prompt names, multiply the factors of the active adapters by `scale`, and write."""
+        if scale != self.scale or of_prompt != self.of_prompt:
+            self.scale, self.of_prompt = scale, of_prompt
             self.write()
+
+    def _used(self) -> Mapping[str, Factor]:
+        """Return the adapters of the call, and their factors without `scale`."""
+        return {**self.active, **self.of_prompt} if self.is_enabled else {}
 
     def add(self, name: str, updates: Updates, *, keeps_active: bool = False) -> None:
         """Add an adapter, or replace the one of this name. Make it the only active one, unless told otherwise."""
@@ -109,7 +114,7 @@ class Merging:
             for key, update in updates.items():
                 fused.setdefault(key, []).append((update, factor.of(key)))
         active: dict[str, list[tuple[Update, float]]] = {}
-        for name, factor in self.active.items() if self.is_enabled else ():
+        for name, factor in self._used().items():
             for key, update in self.adapters.get(name, {}).items():
                 active.setdefault(key, []).append((update, factor.of(key) * self.scale))
         return [(key, tuple(recipe)) for key, recipe in (active | fused).items()]

@@ -7,7 +7,7 @@ weights that the models already compute with.
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -15,12 +15,13 @@ from fastdiff.adapters.factors import ONE, Factor, factor
 from fastdiff.adapters.files import read_adapter
 from fastdiff.adapters.merging import Merging
 from fastdiff.adapters.names import PARTS, UNET
-from fastdiff.arguments import as_float, optional, shown, text
+from fastdiff.arguments import as_float, did_you_mean, optional, shown, text
 from fastdiff.checkpoints import hub, weights
 from fastdiff.errors import InputError
 from fastdiff.models.model import Model
 from fastdiff.pipelines.base import Pipeline
 from fastdiff.schema import checked
+from fastdiff.text.weighted.loras import Tag
 
 AnyStep = TypeVar("AnyStep")
 
@@ -288,34 +289,58 @@ class Adapting(Pipeline):
         for merging in self._mergings().values():
             merging.write()
 
+    def _call_of(self, scale: float, tags: Sequence[Tag]) -> "LoraCall":
+        """Return how a call uses the adapters. Raises InputError for tags of a prompt that name no usable adapter."""
+        there = self._every_adapter()
+        for tag in tags:
+            if tag.name not in there:
+                hint = did_you_mean(tag.name, there) or _use(there)
+                raise InputError(f"prompt: <lora:{tag.name}>: no adapter of this name is loaded; {hint}")
+            if any(not merging.is_enabled for merging in self._mergings().values()):
+                raise InputError(f"prompt: <lora:{tag.name}>: the adapters are disabled; call enable_lora first")
+            if tag.name in self.fused_loras:
+                raise InputError(f"prompt: <lora:{tag.name}>: the adapter is fused; call unfuse_lora first")
+        return LoraCall(scale, tuple(tags))
+
     @contextmanager
-    def _encoding(self, scale: float) -> Iterator[None]:
-        """Keep the text encoders ready, with their active adapters multiplied by `scale`, during the block."""
+    def _encoding(self, call: "LoraCall") -> Iterator[None]:
+        """Keep the text encoders ready, with the adapters of a call, during the block."""
         models = [model for part, model in self._adaptable().items() if part != UNET]
         with self._working(*models):
             try:
-                _scale(models, scale)
+                call.use(models)
                 yield
             finally:
-                _scale(models, 1.0)
+                LoraCall().use(models)
 
-    def _scaled_steps(self, steps: Iterator[AnyStep], scale: float) -> Generator[AnyStep]:
-        """Yield the steps, each taken with the U-Net's active adapters multiplied by `scale`."""
+    def _scaled_steps(self, steps: Iterator[AnyStep], call: "LoraCall") -> Generator[AnyStep]:
+        """Yield the steps, each taken with the U-Net's adapters of a call."""
         try:
             while True:
-                _scale([self.denoiser], scale)  # another run of this pipeline may have set its own
+                call.use([self.denoiser], of_unet=True)  # another run of this pipeline may have set its own
                 step = next(steps, None)
                 if step is None:
                     return
                 yield step
         finally:
-            _scale([self.denoiser], 1.0)
+            LoraCall().use([self.denoiser])
 
 
-def _scale(models: Sequence[Model], scale: float) -> None:
-    for model in models:
-        if isinstance(model.merging, Merging):
-            model.merging.scaled(scale)
+class LoraCall(NamedTuple):
+    """How a call uses the adapters."""
+
+    scale: float = 1.0  # multiplies the weights of all active adapters
+    tags: tuple[Tag, ...] = ()  # the adapters that its prompt names
+
+    def use(self, models: Sequence[Model], *, of_unet: bool = False) -> None:
+        """Write the weights of the models for this call."""
+        for model in models:
+            if isinstance(model.merging, Merging):
+                there = model.merging.adapters
+                weights = {tag.name: tag.weight if of_unet or tag.of_text is None else tag.of_text for tag in self.tags}
+                model.merging.scaled(
+                    self.scale, {name: Factor(weight) for name, weight in weights.items() if name in there}
+                )
 
 
 def scale_of(cross_attention_kwargs: Any) -> float:

@@ -53,5 +53,5 @@ class EncodingPrompts(LastCall):
         scale = checked("lora_scale", options.get("lora_scale"), float | None)
         told, zeros = options_of(PromptOptions, options), self.zeros_for_no_prompt
         prompts = Prompts(told, self.encoders, self.denoiser.config, zeros_for_none=zeros)
-        with naming_lost_device(), self._encoding(1.0 if scale is None else scale):
+        with naming_lost_device(), self._encoding(self._call_of(1.0 if scale is None else scale, prompts.loras)):
             return prompts.stacked(count, device, negative=guided)

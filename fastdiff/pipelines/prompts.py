@@ -21,6 +21,7 @@ from fastdiff.pipelines.remembering import Encoded
 from fastdiff.requests.syntax import Emphasis, PromptSyntax
 from fastdiff.schema import Wanted, checked, whole
 from fastdiff.text.weighted.checking import check_weighted
+from fastdiff.text.weighted.loras import Tag, split_all
 from fastdiff.text.weighted.schedule import parse_schedule
 
 Texts = str | Sequence[str] | None
@@ -85,7 +86,9 @@ class Prompts:
         self._check_counts()
         self._weighted = checked("prompt_syntax", options.prompt_syntax, PromptSyntax) == "weighted"
         self._scaled = checked("emphasis", options.emphasis, Emphasis) == "original"
+        self.loras: tuple[Tag, ...] = ()  # that the prompts name
         if self._weighted:
+            self._texts, self.loras = split_all(self._texts)
             self._check_syntax()
 
     @functools.cached_property
@@ -196,8 +199,10 @@ class Prompts:
         return found
 
     def _check_syntax(self) -> None:
-        for text in self._every_text:
+        for text in (*self._texts, *self._second):
             check_weighted(text)
+        for text in (*self._negative, *self._second_negative):
+            check_weighted(text, "negative_prompt")
 
     def _given(self, options: PromptOptions, name: str) -> list[Encoded] | None:
         """Return the given embeddings of `prompt` or `negative_prompt`; None if the caller gave texts instead."""

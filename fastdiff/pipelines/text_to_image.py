@@ -241,15 +241,15 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
                 `use_clipped_model_output`; `prompt_2`, `negative_prompt_2`, `prompt_embeds`, `pooled_prompt_embeds`,
                 `negative_prompt_embeds`, `negative_pooled_prompt_embeds` and `clip_skip`; `prompt_syntax` (`"plain"`,
                 or `"weighted"` for prompts as A1111 reads them) with `emphasis` (`"original"`, or `"no-norm"`, which
-                lets weights change the mean of the embeddings); and for SDXL `original_size`, `crops_coords_top_left`,
-                `target_size` and their `negative_` forms (see `SizeOptions`), `denoising_end`, with `image` also
-                `denoising_start` (see `refining`), and for its refiner `aesthetic_score` and
-                `negative_aesthetic_score`. `upscale`, `upscale_strength` and `upscale_mode` enlarge the picture and go
-                on (see `hires`). With ControlNets `control_image`, `controlnet_conditioning_scale`, `guess_mode`,
-                `control_guidance_start` and `control_guidance_end` (see `ControlOptions`). `guidance_scale` defaults to
-                the model's own, else to 7.5, or 5 for SDXL; a scale of 1 or less is unguided. A U-Net with
-                `time_cond_proj_dim` (LCM) takes the scale as an input instead. `output_type` may also be `"latent"`,
-                which returns the U-Net's result, (N, C, h, w) float32.
+                lets weights change the mean of the embeddings; `<lora:name:0.8>` uses a loaded adapter); and for SDXL
+                `original_size`, `crops_coords_top_left`, `target_size` and their `negative_` forms (see `SizeOptions`),
+                `denoising_end`, with `image` also `denoising_start` (see `refining`), and for its refiner
+                `aesthetic_score` and `negative_aesthetic_score`. `upscale`, `upscale_strength` and `upscale_mode`
+                enlarge the picture and go on (see `hires`). With ControlNets `control_image`,
+                `controlnet_conditioning_scale`, `guess_mode`, `control_guidance_start` and `control_guidance_end` (see
+                `ControlOptions`). `guidance_scale` defaults to the model's own, else to 7.5, or 5 for SDXL; a scale of
+                1 or less is unguided. A U-Net with `time_cond_proj_dim` (LCM) takes the scale as an input instead.
+                `output_type` may also be `"latent"`, which returns the U-Net's result, (N, C, h, w) float32.
 
         Raises as `Pipeline.stream`, and NonFiniteError, which names the part, if the output of a part is NaN or
         infinite.
@@ -264,7 +264,7 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
         tensor_names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, of_sdxl=of_sdxl)
         rescale = checked("guidance_rescale", guidance_rescale, Fraction)
         interval = checked_interval(guidance_start, guidance_stop)
-        lora_scale = scale_of(cross_attention_kwargs)
+        loras = self._call_of(scale_of(cross_attention_kwargs), prompts.loras)
         subjects = Subjects("prompt", range(prompts.count), "num_images_per_prompt", num_images_per_prompt)
         counts: dict[str, int | None] = {}
         if start is not None:
@@ -276,10 +276,10 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
             counts["control_image"] = control.count(first, subjects)
         drawing = self._begin(first, subjects, start, part.ended, **counts)
         self._last = self._last_run._replace(guidance_rescale=rescale, clip_skip=options.get("clip_skip"))
-        self._lora_scale, self.cross_attention_kwargs = lora_scale, cross_attention_kwargs
+        self._lora_scale, self.cross_attention_kwargs = loras.scale, cross_attention_kwargs
         self.denoising_start, self.denoising_end = part.denoising_start, part.denoising_end
         scale = drawing.sampling.guidance_scale
-        with naming_lost_device(), self._encoding(lora_scale):
+        with naming_lost_device(), self._encoding(loras):
             make_ids = sizes.time_ids if start is None else sizes.time_ids_of_picture
             make_ids = sizes.time_ids_of_refiner if self.encoders.of_refiner else make_ids
             time_ids = make_ids(*self._told_size(first, drawing.shape)) if of_sdxl else None
@@ -294,7 +294,7 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
             after_step = StepCallback(running, callback_on_step_end, tensor_names, timesteps, conditions)
         controls = None if control is None else self._control_run(control, drawing, prompts.count, asked, part)
         steps = denoise_groups(drawing, self.denoiser, groups, after_step, controls)
-        run = self._run(drawing, self._scaled_steps(steps, lora_scale))
+        run = self._run(drawing, self._scaled_steps(steps, loras))
         crop = start.crop if isinstance(start, InpaintStart) else None
         if upscaling.upscale is None:
             return run if crop is None else crop.put_back(run)

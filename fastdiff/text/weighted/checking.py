@@ -17,7 +17,7 @@ def check_weighted(text: str, name: str = "prompt", steps: int = 1) -> None:
     check_prompt(text, name)
     if not _SYNTAX.search(text):
         return
-    check_no_loras(text)
+    check_no_loras(text, name)
     schedule = parse_schedule(text)
     texts = {schedule.at(step, steps) for step in range(steps)} if schedule.changes else ()
     for each in (text, *sorted(texts)):

@@ -166,7 +166,7 @@ def test_a_prompt_that_changes_is_each_text_for_its_steps(load, kind):
     [
         ({"prompt": "a AND b"}, "prompt: AND combines several prompts"),
         ({"prompt": "a", "negative_prompt": "a AND b"}, "prompt: AND combines several prompts"),
-        ({"prompt": "<lora:ink:1>"}, "prompt: <lora:ink> names a LoRA"),
+        ({"prompt": "<lora:ink:1>"}, "prompt: <lora:ink>: no adapter of this name is loaded; load one with"),
         ({"prompt": "(" * 10**5}, "prompt: it has 100000 characters"),
         ({"prompt": "(a:1.2.3)"}, "prompt: the weight '1.2.3' is not a number"),
         ({"prompt": "a", "prompt_syntax": "a1111"}, "prompt_syntax: 'a1111'"),
