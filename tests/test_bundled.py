@@ -4,17 +4,20 @@ import json
 
 import pytest
 
-from fastdiff.checkpoints.hub import bundled_models, resolve
+from fastdiff.checkpoints.hub import bundled_controlnets, bundled_models, resolve
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import read_model_index
+from fastdiff.errors import InputError
+from fastdiff.models.controlnet import ControlNetModel
 from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.sampler_names import SCHEDULERS
 
 MODELS = {"emoji-sd": UNet2DConditionModel, "emoji64": UNet2DModel, "emoji64-dit": DiTTransformer2DModel}
-PARAMETERS = {"emoji-sd": 7_292_964, "emoji64": 7_844_963, "emoji64-dit": 8_380_208}
+CONTROLNETS = {"emoji-edges": ControlNetModel}
+PARAMETERS = {"emoji-edges": 3_058_992, "emoji-sd": 7_292_964, "emoji64": 7_844_963, "emoji64-dit": 8_380_208}
 
 
 def test_names_and_classes():
@@ -36,9 +39,17 @@ def test_names_and_classes():
     }
 
 
-@pytest.mark.parametrize("name", MODELS)
+def test_controlnets_are_no_models():
+    assert bundled_controlnets().keys() == CONTROLNETS.keys()
+    for name, folder in bundled_controlnets().items():
+        assert resolve(name) == folder and name not in bundled_models()
+        with pytest.raises(InputError, match=f"/{name} is a ControlNet, which draws with a text model only"):
+            ModelCard.read(name, folder)
+
+
+@pytest.mark.parametrize("name", MODELS | CONTROLNETS)
 def test_weights_load_whole(name):
-    model = MODELS[name].from_pretrained(name)
+    model = (MODELS | CONTROLNETS)[name].from_pretrained(name)
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
 
 
@@ -49,7 +60,15 @@ def test_at_most_so_many_mib(name, most):
     assert sum(path.stat().st_size for part in parts for path in part.iterdir()) <= most * 2**20
 
 
-@pytest.mark.parametrize("name", MODELS)
+def test_a_controlnet_has_at_most_seven_mib():
+    for folder in bundled_controlnets().values():
+        assert (
+            sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".json", ".safetensors"))
+            <= 7 * 2**20
+        )
+
+
+@pytest.mark.parametrize("name", MODELS | CONTROLNETS)
 def test_no_file_names_a_folder_of_another_machine(name):
     for path in resolve(name).rglob("*.json"):
         assert "_name_or_path" not in json.loads(path.read_text(encoding="utf-8")), path
@@ -63,7 +82,7 @@ def test_the_text_model_says_how_it_draws_best():
     assert card.info.num_inference_steps and card.info.guidance_scale
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS | CONTROLNETS)
 @pytest.mark.parametrize("licence", ["fluentui-emoji.MIT.txt", "noto-emoji.Apache-2.0.txt", "twemoji-colr.LICENSE.md"])
 def test_licences_and_attribution(name, licence):
     folder = resolve(name)

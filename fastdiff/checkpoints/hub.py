@@ -75,7 +75,7 @@ def resolve(
         raise InputError(
             f"revision {revision!r} is given for {name}, but only a hub id org/name has revisions; leave it out"
         )
-    bundled = bundled_models()
+    bundled = bundled_models() | bundled_controlnets()
     if name in bundled and not _is_model(name):
         return bundled[name]
     if _is_model(name):
@@ -130,7 +130,8 @@ def folder_with(name_or_path: str | Path, files: list[str], *, revision: str | N
     snapshot = _client(name, **client)
     if is_hub_id(name):
         return snapshot(files, revision=revision)
-    return Path(name) if os.path.isdir(name) else bundled_models().get(name, Path(name))
+    bundled = bundled_models() | bundled_controlnets()
+    return Path(name) if os.path.isdir(name) else bundled.get(name, Path(name))
 
 
 def hub_file(name: str, inside: str, **client: Any) -> Path:
@@ -188,8 +189,13 @@ def _check_permission(name: str) -> None:
 
 
 def bundled_models() -> dict[str, Path]:
-    """Return the folders of the models in the package, by name."""
-    return {folder.name: folder for folder in sorted(BUNDLED.iterdir()) if _is_model(folder)}
+    """Return the folders of the pipelines in the package, by name."""
+    return {folder.name: folder for folder in sorted(BUNDLED.iterdir()) if (folder / _CONFIGS[0]).is_file()}
+
+
+def bundled_controlnets() -> dict[str, Path]:
+    """Return the folders of the ControlNets in the package, by name."""
+    return {folder.name: folder for folder in sorted(BUNDLED.iterdir()) if (folder / _CONFIGS[1]).is_file()}
 
 
 def cached_models() -> dict[str, Path]:

@@ -241,13 +241,26 @@ def denoiser_part(class_name: object) -> DenoiserPart | None:
 
 
 def read_denoiser_part(path: Path) -> DenoiserPart:
-    """Return the part that a model's config.json names. Raises InputError if fastdiff does not run its class."""
+    """Return the denoiser's part that a config.json names. Raises InputError if fastdiff draws with no such class."""
+    check_draws(path.parent)
     class_name = read_json(path).get("_class_name")
     part = denoiser_part(class_name)
     if part is None:
         known = ", ".join(name for part in denoisers() for name in part.classes)
         raise InputError(f"{path}: model class {class_name!r} is not supported; fastdiff runs {known}")
     return part
+
+
+def check_draws(folder: Path) -> None:
+    """Raise InputError for the folder of a ControlNet, which draws nothing alone."""
+    config = folder / "config.json"
+    if (folder / "model_index.json").is_file() or not config.is_file():
+        return
+    if read_json(config).get("_class_name") in CONTROLNET.classes:
+        raise InputError(
+            f"{folder} is a ControlNet, which draws with a text model only; give that model, and this one as --control "
+            "or controlnet="
+        )
 
 
 def read_model_index(folder: str | Path, without: Collection[str] = ()) -> dict[str, str]:
@@ -259,6 +272,7 @@ def read_model_index(folder: str | Path, without: Collection[str] = ()) -> dict[
     and transformers (custom pipelines, classes of other modules).
     """
     path = Path(folder) / "model_index.json"
+    check_draws(path.parent)
     index = read_json(path)
     name = index.get("_class_name")
     pipeline = PIPELINES.get(name) if isinstance(name, str) else None

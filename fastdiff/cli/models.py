@@ -2,18 +2,23 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fastdiff.adapters.headers import describe
 from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.registry import UNET_CONDITION
 from fastdiff.checkpoints.single_files.cards import FileOptions, file_card, names_file
 from fastdiff.checkpoints.single_files.listing import VARIABLE, find_models, models_folder
 from fastdiff.checkpoints.single_files.reading import is_single_file
 from fastdiff.cli.arguments import add_file_arguments
 from fastdiff.cli.streams import printable, require_stdout
 from fastdiff.errors import InputError, in_one_line
+
+CONTROLNETS = "ControlNets, which draw with a model that reads prompts:"  # a heading
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
         _list_models(_folders(args))
     elif names_file(args.model, options):
         _show_model(file_card(args.model, options))
+    elif args.model in hub.bundled_controlnets():
+        print(f"{args.model}: {_controlnet_summary(hub.bundled_controlnets()[args.model])}")
     elif args.vae is not None:
         raise InputError(f"--vae: it changes nothing that is shown of {args.model}; leave it out")
     else:
@@ -60,6 +67,9 @@ def _list_models(mine: Sequence[Path]) -> None:
     for path in dict.fromkeys(path for folder in mine for path in find_models(folder)):
         origin = "folder" if path.is_dir() else "file"
         print(printable(f"{path!s:<40} {origin:<8} {_summary(str(path), path)}"))
+    print(CONTROLNETS)
+    for name, folder in hub.bundled_controlnets().items():
+        print(f"{name:<40} {'bundled':<8} {_controlnet_summary(folder)}")
 
 
 def _show_model(card: ModelCard) -> None:
@@ -84,6 +94,19 @@ def _summary(name: str, folder: Path) -> str:
         return f"unusable: {error}"
     except Exception as error:  # one broken model must not hide the others
         return f"unusable: {in_one_line(error)}"
+
+
+def _controlnet_summary(folder: Path) -> str:
+    """Return what a bundled ControlNet reads, and the bundled models with the U-Net that it was made from."""
+    config = read_json(folder / "config.json")
+    unets = {name: place / UNET_CONDITION.name / "config.json" for name, place in hub.bundled_models().items()}
+    models = [name for name, path in unets.items() if path.is_file() and _encoder(read_json(path)) == _encoder(config)]
+    return f"ControlNet for {', '.join(models)}, reads pictures of {config['conditioning_channels']} channels"
+
+
+def _encoder(config: Mapping[str, Any]) -> list[Any]:
+    names = ("in_channels", "block_out_channels", "layers_per_block", "cross_attention_dim")
+    return [config.get(name) for name in names]
 
 
 def _described(card: ModelCard) -> str:

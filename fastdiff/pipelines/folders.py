@@ -14,6 +14,7 @@ from fastdiff.arguments import path as checked_path
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.loading import Load, chosen_device, chosen_dtype
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.registry import check_draws
 from fastdiff.checkpoints.single_files.cards import FileOptions, file_card
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import dtype_name, naming_lost_device
@@ -133,6 +134,7 @@ class FromFolder(Saving, Surface, ABC):
             use_safetensors=use_safetensors,
             without=given.parts,
         )
+        check_draws(folder)
         if not (folder / "model_index.json").is_file():
             raise InputError(f"{folder} has no model_index.json; a pipeline folder also holds the model's scheduler")
         return cls._of_read_card(given.read_card(str(name), folder), load, given)

@@ -15,6 +15,7 @@ from fastdiff.checkpoints.registry import (
     Part,
     denoiser_part,
     denoisers,
+    read_denoiser_part,
     read_model_index,
     unused_parts,
 )
@@ -290,3 +291,14 @@ def test_our_models_are_those_of_the_registry():
 def test_every_denoiser_is_found_by_each_of_its_names():
     assert all(denoiser_part(name) is part for part in denoisers() for name in part.classes)
     assert denoiser_part("AutoencoderKL") is denoiser_part(None) is denoiser_part(["UNet2DModel"]) is None
+
+
+def test_a_controlnet_is_not_a_model_to_draw_with(tmp_path):
+    """A pipeline's folder may hold a config.json beside its model_index.json, as old ones do."""
+    (tmp_path / "config.json").write_text('{"_class_name": "ControlNetModel"}')
+    for read in (lambda: read_model_index(tmp_path), lambda: read_denoiser_part(tmp_path / "config.json")):
+        with pytest.raises(InputError) as error:
+            read()
+        assert_one_line(error, f"{tmp_path} is a ControlNet, which draws with a text model only", "--control")
+    write(tmp_path, INDEX)
+    assert read_model_index(tmp_path)["pipeline"] == "DDIMPipeline"

@@ -14,10 +14,20 @@ def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model, r
     for name in ("emoji64", "emoji64-dit"):
         assert re.search(rf"^{name} +bundled +64x64, ddim, 216 labels$", listed, re.MULTILINE)
     assert re.search(r'^emoji-sd +bundled +128x128, \S+, draws from prompts, such as ".+"$', listed, re.MULTILINE)
+    models, controlnets = listed.split("ControlNets, which draw with a model that reads prompts:\n")
+    assert "emoji-edges" not in models and controlnets == (
+        f"{'emoji-edges':<40} bundled  ControlNet for emoji-sd, reads pictures of 3 channels\n"
+    )
     done = fastdiff("models", model)
     assert "guidance_scale: 4.0\n" in done.stdout and "\n  215  twemoji flags\n" in done.stdout
     assert "\ngroup  noto food: noto fruit, " in done.stdout
     assert "\n  216 " not in done.stdout, "the null label is not listed"
+    shown = fastdiff("models", "emoji-edges").stdout
+    assert shown == "emoji-edges: ControlNet for emoji-sd, reads pictures of 3 channels\n"
+    for command in ("sample", "warm"):
+        refused(
+            fastdiff(command, "--model", "emoji-edges"), "/emoji-edges is a ControlNet, which draws with a text mod"
+        )
     refused(fastdiff("models", "emoji65"), "no model 'emoji65'; did you mean emoji64?")
 
 

@@ -277,6 +277,7 @@ def test_the_bundled_folder_has_its_card_and_results(bundled):
         "7 steps in 7 minutes",
         "(4, 4, 4)",
         '"red apple"',
+        "- [a.txt](licenses/a.txt)",
     ):
         assert text in card
     assert {path.name for path in bundled.results.iterdir()} == set(bundle.KEPT.values())

@@ -84,6 +84,7 @@ def test_the_wheel_holds_each_file_of_the_package_and_of_the_kernels_once(wheel)
     assert set(names) == {f"fastdiff/{name}" if name.startswith("kernels/") else name for name in expected}
     assert {"fastdiff/kernels/device/conv2d.py", "fastdiff/py.typed", "fastdiff/__init__.pyi"} <= set(names)
     assert {name.split("/")[2] for name in names if name.endswith(".safetensors")} == {
+        "emoji-edges",
         "emoji-sd",
         "emoji64",
         "emoji64-dit",

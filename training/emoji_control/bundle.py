@@ -92,6 +92,9 @@ def card_text(evaluation: dict[str, Any], log: list[dict[str, Any]], folder: Pat
         trained_minutes=math.ceil(minutes(log)),
         losses=" / ".join(f"{last[f'{name}_loss']:.4f}" for name in splits),
         alone_losses=" / ".join(f"{log[0][f'{name}_loss']:.4f}" for name in splits),
+        licences="\n".join(
+            f"- [{path.name}](licenses/{path.name})" for path in sorted((folder / "licenses").iterdir())
+        ),
         notes=notes,
     )
 

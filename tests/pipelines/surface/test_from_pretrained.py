@@ -131,6 +131,11 @@ def test_wrong_options_are_one_line(case, text_folder):
     assert "\n" not in str(error.value)
 
 
+def test_a_controlnet_is_not_a_pipeline():
+    with pytest.raises(InputError, match="emoji-edges is a ControlNet, which draws with a text model only"):
+        Pipeline.from_pretrained("emoji-edges", device="cpu")
+
+
 def test_each_part_has_its_dtype(ours):
     """As in diffusers, other parts are float32 unless the mapping has a default."""
     pipe = ours("sdxl", torch_dtype={"unet": torch.bfloat16, "text_encoder": "float16"})
