@@ -33,7 +33,6 @@ REFUSED = {
 _ANY_REFUSED = re.compile("|".join(REFUSED))
 _KOHYA = re.compile(r"lora_(?:unet|te\d?)_")
 _RANKED = ("down", "w1_b", "lokr_w1_b", "lokr_w2_b")  # what has the rank as its first size
-_READS_TEXT = ("down", "w1_b")  # what has the inputs of a layer as its second size
 # What the metadata of kohya's trainers begins with -> the base model
 _STATED = {"sd_v1": kinds.SD1, "sd_v2": kinds.SD2, "sdxl": kinds.SDXL}
 _STATED |= {"stable-diffusion-v1": kinds.SD1, "stable-diffusion-v2": kinds.SD2, "stable-diffusion-xl": kinds.SDXL}
@@ -174,14 +173,7 @@ def base_of(tensors: Mapping[str, Any]) -> str | None:
 
     tensors: anything with a shape, by the keys of the file.
     """
-    for key, tensor in tensors.items():
-        if "attn2" not in key or not re.search(r"to_[kv]\b|to_[kv]_lora", key):
-            continue
-        parsed = parse(key)
-        if parsed is not None and parsed.role in _READS_TEXT and tensor.shape:
-            width = tensor.shape[1] if len(tensor.shape) > 1 else 0
-            return kinds.BY_CONTEXT.get(width)
-    return None
+    return kinds.BY_CONTEXT.get(kinds.text_width_of(tensors) or 0)
 
 
 def _stated_base(header: Header) -> str | None:

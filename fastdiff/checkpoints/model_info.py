@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from annotated_types import Len
 
 from fastdiff.checkpoints.json_files import read_json
-from fastdiff.checkpoints.registry import PIPELINES
+from fastdiff.checkpoints.registry import PIPELINES, PipelineClass
 from fastdiff.errors import InputError
 from fastdiff.kinds import MAX_LABELS, Fraction, Label, NotNegative, Prompt, Steps
 from fastdiff.sampler_names import SchedulerName
@@ -39,6 +39,7 @@ class ModelInfo(Schema):
     prompts: Annotated[tuple[Prompt, ...], Len(0, MAX_EXAMPLES)] = ()
     null_label: Label | None = None  # the label that means "no label"; guidance needs it
     guidance_scale: NotNegative | None = None
+    guidance_scale_with_mask: NotNegative | None = None  # of inpainting; None: guidance_scale
     num_inference_steps: Steps | None = None
     scheduler: SchedulerName | None = None
     eta: Fraction | None = None  # of DDIM, and of `scheduler` if that takes it
@@ -57,11 +58,18 @@ class ModelInfo(Schema):
         path = Path(folder) / FILE_NAME
         defaults = _pipeline_defaults(Path(folder) / "model_index.json", num_classes)
         said = read_json(path) if path.exists() else {}
+        if "guidance_scale" in said:
+            defaults["guidance_scale_with_mask"] = None
         info = cls.from_mapping({"null_label": null_label} | defaults | said, path)
         last = info._num_labels() - 1
         if num_classes is not None and last >= num_classes:
             raise InputError(f"{path}: labels go up to {last}, but the model's label table ends at {num_classes - 1}")
         return info
+
+    @classmethod
+    def of_pipeline(cls, name: str) -> "ModelInfo":
+        """Return the defaults of diffusers' pipeline class of this name."""
+        return cls(**_guidance(PIPELINES[name]))
 
     def check(self) -> None:
         twice = [name for name, count in Counter(filter(None, self.labels)).items() if count > 1]
@@ -137,14 +145,18 @@ class ModelInfo(Schema):
 
 
 def _pipeline_defaults(path: Path, num_classes: int | None) -> dict[str, Any]:
-    """Return the defaults of the folder's pipeline: its class's guidance scale, and its names of the labels."""
+    """Return the defaults of the folder's pipeline: its class's guidance scales, and its names of the labels."""
     index = read_json(path) if path.exists() else {}
     name = index.get("_class_name")
     pipeline = PIPELINES.get(name) if isinstance(name, str) else None
     if pipeline is None:
         return {}
     id2label = index.get("id2label") if "id2label" in pipeline.options else None
-    return {"guidance_scale": pipeline.guidance_scale, "labels": _label_names(id2label, num_classes or 0)}
+    return _guidance(pipeline) | {"labels": _label_names(id2label, num_classes or 0)}
+
+
+def _guidance(pipeline: PipelineClass) -> dict[str, Any]:
+    return {name: getattr(pipeline, name) for name in ("guidance_scale", "guidance_scale_with_mask")}
 
 
 def _label_names(id2label: Any, num_classes: int) -> tuple[str | None, ...]:

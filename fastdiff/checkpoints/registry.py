@@ -119,6 +119,7 @@ class PipelineClass:
     scheduler: str | None = None  # the scheduler to use whatever the folder has
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)  # overrides for the folder's scheduler config
     guidance_scale: float | None = None  # the default; None without guidance
+    guidance_scale_with_mask: float | None = None  # the default of inpainting; None: the same
 
     @property
     def denoiser(self) -> Part:
@@ -136,6 +137,27 @@ class PipelineClass:
         return any(isinstance(part, TokenizerPart) for part in self.companions)
 
 
+_SD = PipelineClass(
+    "StableDiffusionPipeline",
+    {UNET_CONDITION: PROMPTS},
+    (VAE, TEXT_ENCODER, TOKENIZER),
+    unused=("safety_checker", "feature_extractor", "image_encoder"),
+    options=("requires_safety_checker",),
+    scheduler_options={"steps_offset": 1, "clip_sample": False},
+    guidance_scale=7.5,
+)
+_SDXL = PipelineClass(
+    "StableDiffusionXLPipeline",
+    {UNET_CONDITION: PROMPTS},
+    (VAE, TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
+    optional=(TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
+    unused=("image_encoder", "feature_extractor"),
+    options=("force_zeros_for_empty_prompt", "add_watermarker"),
+    guidance_scale=5.0,
+    guidance_scale_with_mask=7.5,
+)
+_SCORED = ("requires_aesthetics_score", *_SDXL.options)
+
 PIPELINES = {
     pipeline.name: pipeline
     for pipeline in (
@@ -150,51 +172,15 @@ PIPELINES = {
             guidance_scale=4.0,
         ),
         PipelineClass("ValueGuidedRLPipeline", {UNET_1D: TRAJECTORIES}, (VALUE_FUNCTION,), options=("env",)),
-        PipelineClass(
-            "StableDiffusionPipeline",
-            {UNET_CONDITION: PROMPTS},
-            (VAE, TEXT_ENCODER, TOKENIZER),
-            unused=("safety_checker", "feature_extractor", "image_encoder"),
-            options=("requires_safety_checker",),
-            scheduler_options={"steps_offset": 1, "clip_sample": False},
-            guidance_scale=7.5,
-        ),
-        PipelineClass(
-            "StableDiffusionXLPipeline",
-            {UNET_CONDITION: PROMPTS},
-            (VAE, TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
-            optional=(TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
-            unused=("image_encoder", "feature_extractor"),
-            options=("force_zeros_for_empty_prompt", "add_watermarker"),
-            guidance_scale=5.0,
-        ),
-        PipelineClass(  # SDXL's refiner
-            "StableDiffusionXLImg2ImgPipeline",
-            {UNET_CONDITION: PROMPTS},
-            (VAE, TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
-            optional=(TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
-            unused=("image_encoder", "feature_extractor"),
-            options=("requires_aesthetics_score", "force_zeros_for_empty_prompt", "add_watermarker"),
-            guidance_scale=5.0,
-        ),
-        PipelineClass(
-            "StableDiffusionInpaintPipeline",
-            {UNET_CONDITION: PROMPTS},
-            (VAE, TEXT_ENCODER, TOKENIZER),
-            unused=("safety_checker", "feature_extractor", "image_encoder"),
-            options=("requires_safety_checker",),
+        _SD,
+        replace(
+            _SD,
+            name="StableDiffusionInpaintPipeline",
             scheduler_options={"steps_offset": 1, "skip_prk_steps": True},
-            guidance_scale=7.5,
         ),
-        PipelineClass(
-            "StableDiffusionXLInpaintPipeline",
-            {UNET_CONDITION: PROMPTS},
-            (VAE, TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
-            optional=(TEXT_ENCODER, TEXT_ENCODER_2, TOKENIZER, TOKENIZER_2),
-            unused=("image_encoder", "feature_extractor"),
-            options=("requires_aesthetics_score", "force_zeros_for_empty_prompt", "add_watermarker"),
-            guidance_scale=7.5,
-        ),
+        _SDXL,
+        replace(_SDXL, name="StableDiffusionXLImg2ImgPipeline", options=_SCORED),  # SDXL's refiner
+        replace(_SDXL, name="StableDiffusionXLInpaintPipeline", options=_SCORED, guidance_scale=7.5),
     )
 }
 
@@ -213,6 +199,7 @@ PIPELINES |= {
         companions=(*PIPELINES[plain].companions, CONTROLNET),
         scheduler_options={},
         guidance_scale=5.0 if "XL" in name else 7.5,
+        guidance_scale_with_mask=None,
     )
     for name, plain in CONTROLLED.items()
 }

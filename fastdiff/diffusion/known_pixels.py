@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class KnownPixels:
     """The latents outside the mask, on the model's device. It is a `loop.Known`."""
 
-    painted: Tensor  # (N, H, W, 1) bool: where the mask is white, so that the model paints anew
+    painted: Tensor  # (N, H, W, 1) bool: where the mask is white, so that the model paints anew; float32 if it is grey
     latents: Tensor  # (N, H, W, C) float32, without noise
     noise: Tensor  # (N, H, W, C) float32, the noise that x_T began with
     shares: Sequence[tuple[float, float]]  # of the latents and of the noise in x_t, for each step
@@ -33,7 +33,12 @@ class KnownPixels:
         if step + 1 < len(self.shares):
             blend_known(x, self.painted, self.latents, self.noise, *self.shares[step + 1], *self._work)
         else:
-            torch.where(self.painted, x, self.latents, out=x)
+            _mix(x, self.painted, self.latents)
+
+    def set_mask(self, mask: Tensor) -> None:
+        """Replace the mask during a run, by one (N, H, W, 1) of values 0 to 1."""
+        white = mask > 0
+        self.painted = white if torch.equal(mask, white.to(mask)) else mask.float()
 
 
 def blend_known(
@@ -48,8 +53,18 @@ def blend_known(
 ) -> None:
     """Set x to signal * latents + sigma * noise where it is not `painted`, in place. `noised` and `work` are like x.
 
+    A grey mask mixes them.
+
     Products and sum are rounded each, so that the bits do not depend on the place in the batch.
     """
     torch.mul(latents, signal, out=noised)
     torch.mul(noise, sigma, out=work)
-    torch.where(painted, x, noised.add_(work), out=x)
+    _mix(x, painted, noised.add_(work))
+
+
+def _mix(x: Tensor, painted: Tensor, known: Tensor) -> None:
+    """Set x to `known` where it is not painted, in place."""
+    if painted.dtype == torch.bool:
+        torch.where(painted, x, known, out=x)
+    else:
+        x.mul_(painted).add_((1 - painted) * known)

@@ -153,7 +153,7 @@ class Pipeline(FromFolder):
         check_generators(options.generator, self.device)
         check_latents(options.latents, self.denoiser.config)
         chosen, seeds = list_pictures(subjects, options.seed, options.counts | counts)
-        sampling = self._complete(options)
+        sampling = self._complete(options, masked=starts_from is not None and starts_from.masked)
         if starts_from is not None:
             starts_from.check_count(len(seeds))
         begin = None if starts_from is None else starts_from.begin
@@ -177,8 +177,8 @@ class Pipeline(FromFolder):
             starts_from,
         )
 
-    def _complete(self, options: DrawingOptions) -> Sampling:
-        """Return the sampling options with every default set."""
+    def _complete(self, options: DrawingOptions, *, masked: bool = False) -> Sampling:
+        """Return the sampling options with every default set. masked: whether a mask says what to paint anew."""
         asked = SamplingOptions(
             self.scheduler_name,
             options.num_inference_steps,
@@ -187,7 +187,8 @@ class Pipeline(FromFolder):
             checked("guidance_scale", options.guidance_scale, NotNegative | None),
         )
         facts = ModelFacts(self.info, self.scheduler_name, len(self.scheduler), self.reads_text)
-        return complete_sampling(asked, facts, LIBRARY, labelled=self.denoiser.config.label_table is not None)
+        labelled = self.denoiser.config.label_table is not None
+        return complete_sampling(asked, facts, LIBRARY, labelled=labelled, masked=masked)
 
     def _conditions(self, drawing: Drawing) -> Conditions:
         """Return the conditions of the pictures of `drawing`, whose subjects are labels or None.

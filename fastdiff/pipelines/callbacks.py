@@ -8,20 +8,30 @@ import torch
 from torch import Tensor
 
 from fastdiff.arguments import shown
+from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.diffusion.conditions import Conditions
+from fastdiff.diffusion.known_pixels import KnownPixels
 from fastdiff.errors import InputError
 from fastdiff.execution.replaying.trees import map_tensors
 from fastdiff.execution.tensors import REAL, tensor
 from fastdiff.kinds import NotNegative
+from fastdiff.pipelines.drawing import Started
 from fastdiff.schema import checked
 
 Callback = Callable[[Any, int, Tensor, dict[str, Any]], Mapping[str, Any]]
 
 PROMPT_TENSORS = ("prompt_embeds", "add_text_embeds", "add_time_ids")
 TENSORS = ("latents", *PROMPT_TENSORS)  # tensors that a callback may read and return
+MASK, MASKED = "mask", "masked_image_latents"  # the same, of inpainting
 
 
-def check_callback(callback: Any, names: Any, *, of_sdxl: bool) -> tuple[str, ...]:
+def tensor_names_of(*, of_sdxl: bool, masked: bool, config: DenoiserConfig) -> tuple[str, ...]:
+    """Return the names of the tensors that a callback may read. masked: in a call with a mask. config: the U-Net's."""
+    masks = (MASK, MASKED) if config.inpaints else (MASK,)
+    return (*(TENSORS if of_sdxl else TENSORS[:2]), *(masks if masked else ()))
+
+
+def check_callback(callback: Any, names: Any, known: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the tensors that a callback reads: its `tensor_inputs` if it has them, else `names`.
 
     The callbacks of diffusers.callbacks have `tensor_inputs`. Raises InputError for an unknown name, or if the callback
@@ -30,7 +40,6 @@ def check_callback(callback: Any, names: Any, *, of_sdxl: bool) -> tuple[str, ..
     if callback is not None and not callable(callback):
         raise InputError(f"callback_on_step_end: {shown(callback)} is not callable; give a function, or leave it out")
     names = getattr(callback, "tensor_inputs", names)
-    known = TENSORS if of_sdxl else TENSORS[:2]
     is_list = isinstance(names, Sequence) and not isinstance(names, str)
     unknown = [name for name in names if name not in known] if is_list else [names]
     if unknown:
@@ -79,13 +88,22 @@ class StepCallback:
     ):
         self._pipe, self._callback, self._names, self._timesteps = pipe, callback, names, timesteps
         self._conditions = _of_each(conditions)
+        self._masks: Masks | None = None
+
+    def begin(self, started: Started) -> None:
+        """Take what the run starts from, before its first step."""
+        if started.inputs is not None or isinstance(started.known, KnownPixels):
+            prompt = self._conditions.prompt
+            assert prompt is not None
+            self._masks = Masks(started, 1 if self._conditions.guidance is None else 2, prompt.text.dtype)
 
     def __call__(self, step: int, x: Tensor) -> tuple[Tensor, Conditions | None]:
         """Call the callback. Return x (N, H, W, C), and the conditions, or None if they are unchanged.
 
         Raises InputError if the next step cannot use what the callback returned.
         """
-        own = {"latents": x.permute(0, 3, 1, 2)} | self._of_prompts()
+        masks = {} if self._masks is None else self._masks.tensors
+        own = {"latents": x.permute(0, 3, 1, 2)} | self._of_prompts() | masks
         given = {name: own[name] for name in self._names}
         returned = self._callback(self._pipe, step, self._timesteps[step], dict(given))
         if not isinstance(returned, Mapping):
@@ -97,6 +115,7 @@ class StepCallback:
             x = given.pop("latents").to(x).permute(0, 2, 3, 1).contiguous()
         before = self._conditions
         self._set_guidance(ends=any(len(value) < len(own[name]) for name, value in given.items()))
+        self._set_masks({name: given.pop(name) for name in masks if name in given})
         self._set_prompts(given)
         return x, None if self._conditions is before else self._conditions
 
@@ -126,6 +145,13 @@ class StepCallback:
         elif scale != conditions.guidance.scale:
             self._conditions = replace(conditions, guidance=replace(conditions.guidance, scale=scale))
 
+    def _set_masks(self, given: dict[str, Tensor]) -> None:
+        if self._masks is None:
+            return
+        count, halves = len(self._conditions.of_pictures), 1 if self._conditions.guidance is None else 2
+        if self._masks.set({name: each[-count * halves :] for name, each in given.items()}, halves):
+            self._conditions = replace(self._conditions)  # so that the loop reads its inputs again
+
     def _set_prompts(self, given: Mapping[str, Tensor]) -> None:
         """Replace the prompt's tensors by those in `given`. If guidance has ended, keep the conditional half alone."""
         if not given:
@@ -134,6 +160,43 @@ class StepCallback:
         assert prompt is not None
         text, *added = (given[name][-len(each) :] if name in given else each for name, each in own.items())
         self._conditions = replace(self._conditions, prompt=prompt._replace(text=text, added=tuple(added)))
+
+
+class Masks:
+    """The mask and the masked picture's latents of a run, as a callback sees them: an entry for each half."""
+
+    def __init__(self, started: Started, halves: int, dtype: torch.dtype):
+        """started: of inpainting. dtype: the U-Net's."""
+        self._known = started.known if isinstance(started.known, KnownPixels) else None
+        inputs = started.inputs
+        self._places = {} if inputs is None else {MASK: inputs[..., :1], MASKED: inputs[..., 1:]}
+        found = self._places if self._known is None else {MASK: self._known.painted}
+        self.tensors = {
+            name: torch.cat([each.permute(0, 3, 1, 2)] * halves).to(dtype, copy=True) for name, each in found.items()
+        }
+        self._before = {name: each.clone() for name, each in self.tensors.items()}
+
+    def set(self, given: dict[str, Tensor], halves: int) -> bool:
+        """Give the run the tensors that a callback returned or edited. Return whether its model reads other inputs.
+
+        Raises InputError if the halves of a model's inputs differ.
+        """
+        changed = {name: each for name, each in given.items() if not _equal(each, self._before[name])}
+        for name, each in changed.items():
+            first, *others = each.chunk(halves)
+            if self._known is not None:
+                self._known.set_mask(first.permute(0, 2, 3, 1))
+            elif others and not torch.equal(first, others[0]):
+                raise InputError(f"callback_on_step_end: {name} differs in its halves; return the same for both")
+            else:
+                self._places[name].copy_(first.permute(0, 2, 3, 1))
+        self.tensors = self.tensors | given
+        self._before |= {name: each.clone() for name, each in changed.items()}
+        return bool(changed) and self._known is None
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
 
 
 def _of_each(conditions: Conditions) -> Conditions:

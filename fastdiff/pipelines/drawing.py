@@ -1,6 +1,6 @@
 """Drawing: one call of a pipeline, from its arguments to the steps of the denoising loop."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -64,6 +64,11 @@ class Started(NamedTuple):
 class Start(Protocol):
     """Starts a run from more than noise."""
 
+    @property
+    def masked(self) -> bool:
+        """Whether a mask says what to paint anew."""
+        ...
+
     def begin(self, timesteps: Tensor, steps: int, order: int) -> int:
         """Return the index of the first model call; see `samplers.shared.schedule.Begin`."""
         ...
@@ -116,9 +121,15 @@ class Drawing:
         known: Known | None = None,
         control: Control | None = None,
         after_step: AfterStep | None = None,
+        begun: Callable[[Started], None] | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Draw the starting noise, and return an iterator over the steps of `diffusion.loop.denoise`."""
+        """Draw the starting noise, and return an iterator over the steps of `diffusion.loop.denoise`.
+
+        `begun` is called with what the loop starts from. It may change its masks in place during the run.
+        """
         started = self.start()
+        if begun is not None:
+            begun(started)
         with naming_lost_device():
             noise = self.noise.of_steps(self.schedule.noise_dtype)
         return denoise(

@@ -6,7 +6,7 @@ Pictures -> VAE -> latents, mixed with the noise of the first step; then the den
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -100,6 +100,7 @@ class Encoding:
 class ImageStart:
     """Starts a run from pictures or from their latents. It is a `drawing.Start`."""
 
+    masked: ClassVar[bool] = False
     images: Tensor  # (M, C, H, W) in [-1, 1], or latents (M, C, h, w)
     are_latents: bool
     scale: int  # pixels for each latent

@@ -7,7 +7,7 @@ inpainting U-Net also reads the mask and the latents of the picture without its 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -74,6 +74,7 @@ class Crop(NamedTuple):
 class InpaintStart(ImageStart):
     """Starts a run that paints anew where masks are white. It is a `drawing.Start`."""
 
+    masked: ClassVar[bool] = True
     masks: Tensor  # (K, 1, H, W) float32 of 0 and 1, as large as the pictures
     masked_latents: Tensor | None  # (L, C, h, w), if the caller gave them
     reads_mask: bool  # whether the U-Net has channels for the mask and the masked picture
@@ -166,6 +167,8 @@ def read_inpainting(
     if are_latents and latents is None and config.inpaints:
         raise InputError("image: this model reads the masked picture; give a picture, or masked_image_latents too")
     begins = options.begins_at(strength_of(of_sdxl=encoding.of_sdxl, masked=True))
+    if isinstance(begins, DenoisingStart) and asked.latents is not None:
+        raise InputError("latents: a run with denoising_start goes on from image; leave out one of the two")
     box = None if crop is None else crop.box
     found = binary(masks, size, box)
     return InpaintStart(

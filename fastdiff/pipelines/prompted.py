@@ -16,7 +16,7 @@ from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
 from fastdiff.models.blocks.protocols import DenoiserLike
 from fastdiff.pipelines.controlling import ControlRun
-from fastdiff.pipelines.drawing import Drawing
+from fastdiff.pipelines.drawing import Drawing, Started
 from fastdiff.samplers.shared.noise import NoiseSource
 
 
@@ -79,10 +79,12 @@ def denoise_groups(
     groups: Sequence[Group],
     after_step: AfterStep | None,
     control: ControlRun | None = None,
+    begun: Callable[[Started], None] | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Return an iterator over x_{t-1} and x0, each (N, H, W, C) float32. `after_step` is for a single group."""
+    """Return an iterator over x_{t-1} and x0, each (N, H, W, C) float32. The two functions are for a single group."""
     if len(groups) == 1:
-        return drawing.denoise(denoiser, groups[0].of_steps[0], control=control, after_step=after_step)
+        first = groups[0].of_steps[0]
+        return drawing.denoise(denoiser, first, control=control, after_step=after_step, begun=begun)
     return _in_turn(drawing, denoiser, groups, control)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fastdiff.arguments import instance
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.checkpoints.registry import CONTROLNET, PIPELINES, TEXT_ENCODER, UNET_CONDITION, pipeline_class
+from fastdiff.checkpoints.registry import CONTROLNET, TEXT_ENCODER, UNET_CONDITION, pipeline_class
 from fastdiff.diffusion.decoding import OutputType, check_finite, with_mean_and_std
 from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.results import Step
@@ -27,7 +27,7 @@ from fastdiff.models.controlnet import ControlNetModel
 from fastdiff.models.model import Model
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.pipelines.adapting import scale_of
-from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback
+from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback, tensor_names_of
 from fastdiff.pipelines.controlling import STRENGTH as CONTROL_STRENGTH
 from fastdiff.pipelines.controlling import Controlling, ControlOptions, ControlRun
 from fastdiff.pipelines.drawing import Drawing, DrawingOptions, accepted, names_of, options_of
@@ -126,8 +126,7 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
         zeros = checked("force_zeros_for_empty_prompt", force_zeros_for_empty_prompt, bool)
         self.zeros_for_no_prompt = zeros and self.encoders.of_sdxl
         self.denoiser = unet  # `_usual_class` reads it
-        guidance_scale = PIPELINES[self._usual_class()].guidance_scale
-        super().__init__(unet, scheduler, info or ModelInfo(guidance_scale=guidance_scale), name, vae)
+        super().__init__(unet, scheduler, info or ModelInfo.of_pipeline(self._usual_class()), name, vae)
 
     @classmethod
     def _of_card(cls, card: ModelCard, parts: Mapping[str, Any], scheduler: Scheduler) -> "TextToImagePipeline":
@@ -235,7 +234,8 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
                 timestep, and the tensors that `callback_on_step_end_tensor_inputs` names; see `callbacks.StepCallback`.
                 It may be one of diffusers.callbacks.
             callback_on_step_end_tensor_inputs: any of `"latents"` and `"prompt_embeds"`, and for SDXL also
-                `"add_text_embeds"` and `"add_time_ids"`.
+                `"add_text_embeds"` and `"add_time_ids"`. With `mask_image` also `"mask"`, and for an inpainting model
+                `"masked_image_latents"`.
             cross_attention_kwargs: `{"scale": s}` multiplies the weights of all active adapters by s in this call.
             options: more arguments, with the names of diffusers: those of `Pipeline.stream` except
                 `use_clipped_model_output`; `prompt_2`, `negative_prompt_2`, `prompt_embeds`, `pooled_prompt_embeds`,
@@ -247,9 +247,10 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
                 `aesthetic_score` and `negative_aesthetic_score`. `upscale`, `upscale_strength` and `upscale_mode`
                 enlarge the picture and go on (see `hires`). With ControlNets `control_image`,
                 `controlnet_conditioning_scale`, `guess_mode`, `control_guidance_start` and `control_guidance_end` (see
-                `ControlOptions`). `guidance_scale` defaults to the model's own, else to 7.5, or 5 for SDXL; a scale of
-                1 or less is unguided. A U-Net with `time_cond_proj_dim` (LCM) takes the scale as an input instead.
-                `output_type` may also be `"latent"`, which returns the U-Net's result, (N, C, h, w) float32.
+                `ControlOptions`). `guidance_scale` defaults to the model's own, else to 7.5, or 5 for SDXL without
+                `mask_image`; a scale of 1 or less is unguided. A U-Net with `time_cond_proj_dim` (LCM) takes the scale
+                as an input instead. `output_type` may also be `"latent"`, which returns the U-Net's result, (N, C, h,
+                w) float32.
 
         Raises as `Pipeline.stream`, and NonFiniteError, which names the part, if the output of a part is NaN or
         infinite.
@@ -261,7 +262,8 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
         first = upscaling.first_part(asked, part, mask_image)
         of_mask = MaskOptions(mask_image, masked_image_latents, padding_mask_crop, mask_blur)
         start = self._start(ImageOptions(image, strength, part.begins(len(self.scheduler))), of_mask, asked)
-        tensor_names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, of_sdxl=of_sdxl)
+        named = tensor_names_of(of_sdxl=of_sdxl, masked=isinstance(start, InpaintStart), config=self.denoiser.config)
+        tensor_names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, named)
         rescale = checked("guidance_rescale", guidance_rescale, Fraction)
         interval = checked_interval(guidance_start, guidance_stop)
         loras = self._call_of(scale_of(cross_attention_kwargs), prompts.loras)
@@ -287,13 +289,14 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
             given = prompts, drawing.subjects, guiding, time_ids, self.denoiser, self.device
             groups = make_groups(*given, len(drawing.schedule))
         check_groups(groups, callback_on_step_end, masks=isinstance(start, InpaintStart))
-        conditions, after_step = groups[0].of_steps[0], groups[0].after_step
+        conditions, after_step, begun = groups[0].of_steps[0], groups[0].after_step, None
         if callback_on_step_end is not None:
             running = RunningPipeline(self, len(drawing.schedule), scale)
             timesteps = drawing.schedule.timesteps
             after_step = StepCallback(running, callback_on_step_end, tensor_names, timesteps, conditions)
+            begun = after_step.begin
         controls = None if control is None else self._control_run(control, drawing, prompts.count, asked, part)
-        steps = denoise_groups(drawing, self.denoiser, groups, after_step, controls)
+        steps = denoise_groups(drawing, self.denoiser, groups, after_step, controls, begun)
         run = self._run(drawing, self._scaled_steps(steps, loras))
         crop = start.crop if isinstance(start, InpaintStart) else None
         if upscaling.upscale is None:

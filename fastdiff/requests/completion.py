@@ -56,7 +56,8 @@ def complete(
         use_clipped_model_output=request.use_clipped_model_output,
         guidance_scale=request.guidance_scale,
     )
-    sampling = complete_sampling(asked, ModelFacts.of(card), defaults, labelled=bool(labels))
+    masked = request.mask is not None
+    sampling = complete_sampling(asked, ModelFacts.of(card), defaults, labelled=bool(labels), masked=masked)
     _check_sampling(sampling, card, labelled=bool(labels))
     _check_interval(request)
     start = None if of_rows and request.init_image is None else _start(request, sampling.num_inference_steps, card)

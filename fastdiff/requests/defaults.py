@@ -104,12 +104,15 @@ def strength_of(*, of_sdxl: bool, masked: bool) -> float:
     return STRENGTH_OF_SDXL if of_sdxl else STRENGTH
 
 
-def complete_sampling(asked: SamplingOptions, model: ModelFacts, defaults: Defaults, *, labelled: bool) -> Sampling:
+def complete_sampling(
+    asked: SamplingOptions, model: ModelFacts, defaults: Defaults, *, labelled: bool, masked: bool = False
+) -> Sampling:
     """Return `asked` with its open options chosen. The given options are not checked.
 
     The model's own eta is for DDIM, and for the sampler that the model names itself.
 
     labelled: whether the pictures have labels, so that guidance is possible.
+    masked: whether a mask says what to paint anew.
     """
     info = model.info
     scheduler = asked.scheduler or model.default_scheduler
@@ -121,6 +124,8 @@ def complete_sampling(asked: SamplingOptions, model: ModelFacts, defaults: Defau
     steps = min(steps, model.num_train_timesteps)
     guidable = model.reads_text or (labelled and info.null_label is not None)
     guidance_scale = info.guidance_scale if guidable else None
+    if masked and info.guidance_scale_with_mask is not None:
+        guidance_scale = info.guidance_scale_with_mask
     return Sampling(
         scheduler=scheduler,
         num_inference_steps=_first(asked.num_inference_steps, steps),

@@ -30,6 +30,7 @@ def test_all_keys_are_read(tmp_path):
         "prompts": ["a cat", ""],
         "null_label": 2,
         "guidance_scale": 3,
+        "guidance_scale_with_mask": 4,
         "num_inference_steps": 20,
         "scheduler": "ddpm",
         "eta": 0.5,

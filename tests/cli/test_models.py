@@ -117,10 +117,8 @@ def test_a_file_is_shown_with_the_configs_and_the_vae_that_it_needs(here, tmp_pa
     file = headers.write(tmp_path / "sdxl.safetensors", parts)
     vae = headers.write(tmp_path / "vae.safetensors", headers.VAE)
     refused(here("models", file), "holds no VAE; give a file that does with --vae")
-    assert (
-        here("models", file, "--vae", vae).stdout
-        == f"{file}: 1024x1024, euler, draws from prompts\nguidance_scale: 5.0\n"
-    )
+    guidance = "guidance_scale: 5.0\nguidance_scale_with_mask: 7.5\n"
+    assert here("models", file, "--vae", vae).stdout == f"{file}: 1024x1024, euler, draws from prompts\n{guidance}"
     small = here("models", file, "--vae", vae, "--config", text_folder("sdxl")).stdout
     assert small.startswith(f"{file}: 16x16, ")
     refused(here("models", "--config", tmp_path), "they are for one file; give its NAME too")

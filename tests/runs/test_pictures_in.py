@@ -194,3 +194,9 @@ def test_models_of_labels_neither_paint_nor_enlarge():
     for settings in ({"mask": "mask.png"}, {"upscale": 2.0}):
         with pytest.raises(InputError, match=f"{next(iter(settings))}: emoji64 has no text encoder; leave it out"):
             prepared("emoji64", prompt=(), **settings)
+
+
+def test_a_mask_gives_sdxl_the_guidance_of_diffusers_inpainting(text_folder):
+    for options, scale in (({"init_image": "start.png"}, 5.0), (MASKED, 7.5), (MASKED | {"guidance_scale": 2.0}, 2.0)):
+        run = prepared(text_folder("sdxl"), **{"guidance_scale": None} | options)
+        assert run.request.guidance_scale == scale

@@ -49,7 +49,9 @@ MARKS = (
 
 # The width of the text that a U-Net reads, and of a text encoder, tells the base model.
 BY_CONTEXT = {768: SD1, 1024: SD2, 1280: REFINER, 2048: SDXL}
-_READS_TEXT = re.compile(r"to_[kv](?:\b|_lora).*(?:[._]down|\.lora_down|\.lora_A(?:\.\w+)?)\.weight$")  # of a LoRA
+_READS_TEXT = re.compile(  # the inputs of a layer, of a LoRA or LoHa
+    r"attn2.*to_[kv](?:\b|_lora).*(?:(?:[._]down|\.lora_down|\.lora_A(?:\.\w+)?)\.weight|\.hada_w1_b(?:\.weight)?)$"
+)
 ENCODERS = {768: "CLIP ViT-L", 1024: "OpenCLIP ViT-H", 1280: "OpenCLIP ViT-bigG"}
 BY_ENCODER = {768: SD1, 1024: SD2, 1280: SDXL}
 WIDTH_OF_ENCODER_2 = 1280
@@ -135,11 +137,11 @@ STARTS = {  # the first bytes of files that people mistake for a model, and what
 
 
 def text_width_of(tensors: Mapping[str, Any]) -> int | None:
-    """Return the width of the text that the model of a LoRA reads, by the shapes of its tensors.
+    """Return the width of the text that the model of a LoRA or LoHa reads, by the shapes of its tensors.
 
     None if it changes no layer that reads text.
     """
     for key, tensor in tensors.items():
-        if "attn2" in key and _READS_TEXT.search(key) and tensor.shape:
+        if _READS_TEXT.search(key) and tensor.shape:
             return tensor.shape[1] if len(tensor.shape) > 1 else 0
     return None

@@ -19,6 +19,9 @@ INPAINTING = {
 }
 
 
+PLAIN, WITH_CHANNELS = 4, 9  # input channels of U-Nets that inpaint
+
+
 def of_same_parts(kinds: dict[str, type], kind: str, theirs: Any, **parts: Any) -> Any:
     """Return a pipeline of diffusers with the parts of another one."""
     unused = {"requires_safety_checker": False} if kind != "sdxl" else {"add_watermarker": False}

@@ -6,11 +6,18 @@ import pytest
 import torch
 from PIL import Image
 
-from fastdiff import Pipeline
 from fastdiff.sampler_names import SCHEDULER_OPTIONS, SCHEDULERS
-from tests.parity.image_starts.pictures import INPAINTING, as_array, as_tensor, mask, of_same_parts, picture
+from tests.parity.image_starts.pictures import (
+    INPAINTING,
+    PLAIN,
+    WITH_CHANNELS,
+    as_array,
+    as_tensor,
+    mask,
+    of_same_parts,
+    picture,
+)
 from tests.support.text_parity import assert_both_draw_the_same, assert_same, draw
-from tests.support.text_pipelines import text_pipeline, tiny_unet
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -25,31 +32,7 @@ pytestmark = [
 STEPS = 10
 WIDE = {"height": 16, "width": 24}
 SEVERAL = {"prompt": ["a cat", "riding"], "num_images_per_prompt": 2}
-PLAIN, WITH_CHANNELS = 4, 9
 KINDS = ("sd1", "sdxl", "sd2")
-
-
-@pytest.fixture(scope="module")
-def both(text_pipes, tmp_path_factory):
-    """Return diffusers' inpainting pipeline of a kind, with a U-Net of some input channels, and ours."""
-    made = {}
-
-    def both(kind, channels):
-        if (kind, channels) not in made:
-            theirs, ours = text_pipes(kind)
-            if channels == WITH_CHANNELS:
-                theirs = text_pipeline(kind, unet=tiny_unet(kind, in_channels=channels))
-                theirs = of_same_parts(INPAINTING, kind, theirs)
-                folder = tmp_path_factory.mktemp("inpainting")
-                theirs.save_pretrained(folder)
-                ours = Pipeline.from_pretrained(folder, device="cpu")
-            else:
-                theirs = of_same_parts(INPAINTING, kind, theirs)
-            theirs.unet.register_to_config(sample_size=8)  # theirs is set to 64
-            made[kind, channels] = theirs, ours
-        return made[kind, channels]
-
-    return both
 
 
 CASES = {
@@ -121,7 +104,6 @@ def test_draws_of_the_generator_before_the_steps_noise(kind, channels, strength,
     theirs = of_same_parts(INPAINTING, kind, theirs, scheduler=scheduler)
     theirs.unet.register_to_config(sample_size=8)
     options = {"image": picture(), "mask_image": mask(), "strength": strength, "num_inference_steps": STEPS}
-    options |= {"guidance_scale": 7.5}  # the pipelines' defaults differ for SDXL
     assert_both_draw_the_same(theirs, ours.with_scheduler(scheduler), **options)
 
 
