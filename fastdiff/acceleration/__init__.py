@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 from torch import nn
 
 from fastdiff.acceleration import stepping
-from fastdiff.acceleration.replacement import replacement_for, replacement_of
+from fastdiff.acceleration.replacement import check_replaceable, replacement_for, replacement_of
 from fastdiff.acceleration.sharing import our_class
 from fastdiff.errors import InputError
 from fastdiff.kinds import Precision
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS
+from fastdiff.models.controlnet import ControlNetModel
 from fastdiff.requests.defaults import PRECISION
 from fastdiff.schema import checked
 
@@ -22,7 +23,7 @@ Accelerated = TypeVar("Accelerated")
 
 
 def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION) -> Accelerated:
-    """Run a live diffusers model, or the denoiser and the VAE of a live diffusers pipeline, on fastdiff.
+    """Run a live diffusers model, or the denoiser, ControlNets and VAE of a live diffusers pipeline, on fastdiff.
 
     For example::
 
@@ -51,13 +52,14 @@ def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION)
     For inference only: a sample that requires grad is an error.
 
     Args:
-        model_or_pipeline: a UNet2DModel, UNet2DConditionModel, UNet1DModel, DiTTransformer2DModel or AutoencoderKL, or
-            a pipeline that has one of them, such as StableDiffusionPipeline, StableDiffusionXLPipeline, an
-            image-to-image pipeline or a ControlNet pipeline. A VAE of another class still runs on diffusers.
-        precision: `"int8"` stores the weights of the model, or of the pipeline's denoiser, in 8 bits. `"fp8"` also
-            multiplies in 8 bits, and needs a GPU of sm_89 or later. With either, the diffusers parameters lose their
-            memory: they cannot be saved, changed or moved until `restore`, which returns the 8-bit values. Fuse LoRAs
-            and unload them before.
+        model_or_pipeline: a UNet2DModel, UNet2DConditionModel, UNet1DModel, DiTTransformer2DModel, AutoencoderKL,
+            ControlNetModel or MultiControlNetModel, or a pipeline with a denoiser of these, such as
+            StableDiffusionPipeline, StableDiffusionXLPipeline, an image-to-image pipeline, a ControlNet pipeline or a
+            T2I-Adapter pipeline. VAEs and ControlNets of other classes, and T2I-Adapters, still run on diffusers.
+        precision: `"int8"` stores the weights of the model, or of the pipeline's denoiser and ControlNets, in 8 bits.
+            `"fp8"` also multiplies in 8 bits, and needs a GPU of sm_89 or later. With either, the diffusers parameters
+            lose their memory: they cannot be saved, changed or moved until `restore`, which returns the 8-bit values.
+            Fuse LoRAs and unload them before.
 
     Returns:
         The same object.
@@ -69,10 +71,12 @@ def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION)
             next call, until it is undone; a forward hook that is added later is not noticed.
     """
     checked("precision", precision, Precision)
-    models = _models_of(model_or_pipeline)
-    precisions: list[Precision] = [precision, PRECISION]  # the denoiser's and the VAE's
-    # The denoiser comes last, as its weights cannot go back from 8 bits if the VAE is refused.
-    for replacement in [replacement_for(*each) for each in reversed([*zip(models, precisions, strict=False)])]:
+    vae = getattr(model_or_pipeline, AutoencoderKL.part.name, None)
+    models = [(model, PRECISION if model is vae else precision) for model in _models_of(model_or_pipeline)]
+    if precision != PRECISION:  # weights cannot go back from 8 bits if another model is refused
+        for each in models:
+            check_replaceable(*each)
+    for replacement in [replacement_for(*each) for each in models]:
         replacement.install()
     stepping.install(getattr(model_or_pipeline, "scheduler", None))
     return model_or_pipeline
@@ -103,13 +107,24 @@ def restore(model_or_pipeline: Accelerated) -> Accelerated:
 
 
 def _models_of(model_or_pipeline: Any) -> list[nn.Module]:
-    """Return the models to run: the model itself, or a pipeline's denoiser, and its VAE if we have its class."""
+    """Return the models to run: the model itself, or a pipeline's VAE, ControlNets and denoiser, if we run them."""
+    given = _controlnets(model_or_pipeline)
+    if given:
+        return given
     denoisers = (getattr(model_or_pipeline, kind.part.name, None) for kind in DENOISERS.values())
     model = next((part for part in denoisers if part is not None), model_or_pipeline)
     if our_class(model) is None:
+        names = [*DENOISERS, *ControlNetModel.part.classes]
         raise InputError(
             f"model_or_pipeline: {type(model).__name__} cannot be accelerated; give diffusers' "
-            f"{', '.join(DENOISERS)} or AutoencoderKL, or a pipeline of them"
+            f"{', '.join(names)} or AutoencoderKL, or a pipeline of them"
         )
     vae: Any = getattr(model_or_pipeline, AutoencoderKL.part.name, None)
-    return [model, vae] if our_class(vae) is not None else [model]
+    vaes = [vae] if our_class(vae) is not None else []
+    return [*vaes, *_controlnets(getattr(model_or_pipeline, ControlNetModel.part.name, None)), model]
+
+
+def _controlnets(part: Any) -> list[nn.Module]:
+    """Return the ControlNetModels of a MultiControlNetModel, each once, or the part itself if it is one."""
+    nets = dict.fromkeys(getattr(part, "nets", [part]))
+    return [net for net in nets if our_class(net) is ControlNetModel]

@@ -115,7 +115,7 @@ class _Run:
         self.step = -1  # of the latest call
         self.writes = writes
         self._stream = stream
-        self._given = [(weakref.ref(tensor), _state(tensor)) for tensor in given]
+        self._given = [(weakref.ref(_viewed(tensor)), _state(tensor)) for tensor in given]
         with torch.inference_mode(False), torch.no_grad():
             self._table = ConditioningTable(denoiser, given[0].detach(), conditions, chunk=GROUP)
         self.text = Fixed(self._table.text)  # one object, so that a graph copies it at the first step only
@@ -126,12 +126,15 @@ class _Run:
             return self._table.at(step)
 
     def reads(self, given: tuple[Tensor, ...], stream: Any) -> bool:
-        """Whether these are the tensors of this run, and nothing was written to them since it began."""
+        """Whether these are the tensors of this run, and nothing was written to them since it began.
+
+        In guess mode, a loop gives a ControlNet another view of half the text at each step.
+        """
         return (
             stream == self._stream
             and len(given) == len(self._given)
             and all(
-                known() is tensor and state == _state(tensor)
+                known() is _viewed(tensor) and state == _state(tensor)
                 for (known, state), tensor in zip(self._given, given, strict=True)
             )
         )
@@ -185,6 +188,11 @@ def _conditions(count: int, class_labels: Tensor | None, prompt: Prompt | None) 
     return Conditions(labels, torch.arange(count), prompt=prompt)
 
 
+def _viewed(tensor: Tensor) -> Tensor:
+    """Return the tensor that a tensor is a view of, or the tensor itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
 def _state(tensor: Tensor) -> tuple[Any, ...]:
     """Return what changes with a tensor's memory, form and values."""
-    return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride()
+    return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

@@ -11,7 +11,7 @@ from fastdiff.acceleration.changes import Watch, check_changes
 from fastdiff.acceleration.layers import adapted_layers, plain_name, plain_parameters
 from fastdiff.acceleration.merging import Merging
 from fastdiff.acceleration.recall import Loop, Recall
-from fastdiff.acceleration.sharing import give_back, our_class, share_parameters
+from fastdiff.acceleration.sharing import empty_like, give_back, our_class, share_parameters
 from fastdiff.arguments import as_float, shown
 from fastdiff.errors import InputError
 from fastdiff.kinds import Precision
@@ -42,6 +42,11 @@ class Replacement:
             if owner is not self.model and owner is not self:
                 raise InputError(f"accelerate: the model's {name} was replaced; undo that first")
         self.ours()
+
+    def check_precision(self, wanted: Precision) -> None:
+        """Raise InputError if our model has another precision."""
+        if self.precision != wanted:
+            raise InputError(f"precision: the model already runs with {self.precision}; restore it first")
 
     def install(self) -> None:
         """Replace the live model's methods."""
@@ -141,14 +146,14 @@ class Replacement:
 
     def _in_their_words(self, output: Any) -> Any:
         """Convert our output to the diffusers class of the same name. A plain tuple is returned as it is."""
-        if not hasattr(output, "sample"):
+        if not hasattr(output, "_asdict"):
             return output
         outputs = sys.modules[type(self.model).forward.__module__]
-        return getattr(outputs, type(output).__name__)(output.sample)
+        return getattr(outputs, type(output).__name__)(**output._asdict())
 
 
 class DenoiserReplacement(Replacement):
-    """Replaces the forward of a denoiser."""
+    """Replaces the forward of a denoiser or of a ControlNet."""
 
     METHODS = ("forward", "_apply")
 
@@ -236,14 +241,23 @@ class AutoencoderReplacement(Replacement):
         return ours
 
 
+def check_replaceable(model: nn.Module, precision: Precision) -> None:
+    """Raise InputError, before anything is changed, if `replacement_for` would."""
+    replacement = replacement_of(model)
+    if replacement is None:
+        check_changes(model, precision)
+        empty_like(model, precision)
+    else:
+        replacement.check_precision(precision)
+
+
 def replacement_for(model: nn.Module, precision: Precision) -> Replacement:
     """Return a live model's replacement, or a new one. Raises InputError if we cannot run the model this way."""
     kind = our_class(model)
     assert kind is not None
     new = AutoencoderReplacement if issubclass(kind, AutoencoderKL) else DenoiserReplacement
     replacement = replacement_of(model) or new(model, precision)
-    if replacement.precision != precision:
-        raise InputError(f"precision: the model already runs with {replacement.precision}; restore it first")
+    replacement.check_precision(precision)
     replacement.check()
     return replacement
 

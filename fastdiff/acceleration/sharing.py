@@ -16,9 +16,10 @@ from fastdiff.kinds import Precision
 from fastdiff.models import live
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.classes import DENOISERS
+from fastdiff.models.controlnet import ControlNetModel
 from fastdiff.models.model import Model
 
-KINDS: tuple[type[Model], ...] = (*DENOISERS.values(), AutoencoderKL)
+KINDS: tuple[type[Model], ...] = (*DENOISERS.values(), ControlNetModel, AutoencoderKL)
 FUSED = {"to_qkv", "to_kv"}  # copies that diffusers' fuse_qkv_projections makes, and unfusing does not remove
 
 
@@ -37,13 +38,8 @@ def share_parameters(model: nn.Module, precision: Precision) -> Model:
 
     Raises InputError, before anything is changed, if the parameters do not match the model's config.
     """
+    ours, shares = empty_like(model, precision)
     theirs = plain_parameters(model)
-    if len({(tensor.dtype, tensor.device) for tensor in theirs.values()}) != 1:
-        raise InputError("accelerate: the model's parameters have several dtypes or devices; move it with .to() first")
-    check_precision(precision, next(iter(theirs.values())).device)
-    ours = _build(model)
-    shares = {name: diffusers_keys(ours, name) for name in ours.state_dict()}
-    _check_keys(theirs, {key for keys in shares.values() for key in keys})
     in_8_bits = formats(ours, precision)
     state: dict[str, Tensor] = {}
     for name, keys in shares.items():
@@ -65,6 +61,21 @@ def share_parameters(model: nn.Module, precision: Precision) -> Model:
     ours.is_shared = True
     ours.sources = {name: theirs[name].data for name in ours.conversions}
     return ours.requires_grad_(False)
+
+
+def empty_like(model: nn.Module, precision: Precision) -> tuple[Model, dict[str, dict[str, int]]]:
+    """Return our model of diffusers' `model` without weights, and diffusers' keys for each of ours.
+
+    Raises as `share_parameters`.
+    """
+    theirs = plain_parameters(model)
+    if len({(tensor.dtype, tensor.device) for tensor in theirs.values()}) != 1:
+        raise InputError("accelerate: the model's parameters have several dtypes or devices; move it with .to() first")
+    check_precision(precision, next(iter(theirs.values())).device)
+    ours = _build(model)
+    shares = {name: diffusers_keys(ours, name) for name in ours.state_dict()}
+    _check_keys(theirs, {key for keys in shares.values() for key in keys})
+    return ours, shares
 
 
 def give_back(model: nn.Module, ours: Model) -> None:

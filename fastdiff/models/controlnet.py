@@ -202,16 +202,25 @@ class ControlNetModel(TextDenoiser):
         size = (sample.shape[2], sample.shape[3])
         pixels = [side * self.config.condition_scale for side in size]
         condition = check.rows("controlnet_cond", controlnet_cond, self.config.conditioning_channels, *pixels)
-        scales = self.scales(
-            checked("conditioning_scale", conditioning_scale, float), guess=checked("guess_mode", guess_mode, bool)
-        )
-        extras = ControlExtras(
-            (condition.to(self.dtype).permute(0, 2, 3, 1),),
-            (scales.to(self.device),),
-            check.attention_bias(attention_mask, size, prompt.text.shape[1]),
-        )
-        *down, mid = self._predicted(sample, timestep, class_labels, prompt, extras)
+        scale, guess = checked("conditioning_scale", conditioning_scale, float), checked("guess_mode", guess_mode, bool)
+        bias = check.attention_bias(attention_mask, size, prompt.text.shape[1])
+        if scale == 0:  # as a pipeline of diffusers asks for before its start and after its end
+            *down, mid = self._zeros(len(sample), *size)
+        else:
+            scales = () if scale == 1 and not guess else (self.scales(scale, guess=guess).to(self.device),)
+            extras = ControlExtras((condition.to(self.dtype).permute(0, 2, 3, 1),), scales, bias)
+            *down, mid = self._predicted(sample, timestep, class_labels, prompt, extras)
         return ControlNetOutput(tuple(down), mid) if return_dict else (tuple(down), mid)
+
+    def _zeros(self, n: int, height: int, width: int) -> list[Tensor]:
+        """Return residuals of zeros, (n, C, H, W) or (n, C, 1, 1) each, for samples of this height and width."""
+        pooled = self.config.global_pool_conditions
+        shapes = self.encoder_config.residual_shapes(height, width)
+        sizes = [(channels, 1, 1) if pooled else (channels, *size) for channels, *size in shapes]
+        return [
+            torch.zeros(n, *size, dtype=self.dtype, device=self.device).to(memory_format=torch.channels_last)
+            for size in sizes
+        ]
 
     @torch.no_grad()
     def predict(self, x: Tensor, conditioning: Conditioning, extras: ControlExtras | None = None) -> Any:
