@@ -150,9 +150,7 @@ def begin(
     if mask is not None and mask.crop is not None and mask.picture.size != picture.size:
         sizes = ["{} x {}".format(*each.size) for each in (mask.picture, picture)]
         raise InputError(f"mask-crop: the mask is {sizes[0]}, and the picture is {sizes[1]}; give both the same size")
-    if strength is None:
-        is_of_sdxl = getattr(card.config, "addition_embed_type", None) == "text_time"
-        strength = strength_of(of_sdxl=is_of_sdxl, masked=mask is not None)
+    strength = default_strength(card, masked=mask is not None) if strength is None else strength
     if int(steps * strength) < 1:
         raise InputError(f"strength {strength:g}: it leaves none of {steps} steps; raise it, or take more steps")
     return Start(picture, strength, mask)
@@ -161,6 +159,11 @@ def begin(
 def _sized(request: Request, start: Start | None, card: ModelCard) -> Request:
     """Return the request with its size, if a picture gives it. With a mask the model does, as in diffusers."""
     return request if start is None or start.mask is not None else sized_as(start.picture, request, card)
+
+
+def default_strength(card: ModelCard, *, masked: bool) -> float:
+    """Return the strength of diffusers' image-to-image pipeline of a model; `masked`: of its inpainting pipeline."""
+    return strength_of(of_sdxl=getattr(card.config, "addition_embed_type", None) == "text_time", masked=masked)
 
 
 def sized_as(picture: InputPicture, request: Request, card: ModelCard) -> Request:

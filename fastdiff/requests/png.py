@@ -81,6 +81,20 @@ def read_input(path: str | Path, setting: str) -> bytes | None:
     return _read(path, find)
 
 
+def without_inputs(path: str | Path) -> bytes:
+    """Return the PNG `path` without the pictures inside it. Raises as `read_text`."""
+
+    def cut(file: BinaryIO) -> bytes:
+        data, parts, end = file.read(), [], 0
+        file.seek(0)
+        for _, each in _chunks(file, (_INPUT_CHUNK,), len(data)):
+            parts.append(data[end : file.tell() - len(each) - 12])  # length, type and checksum
+            end = file.tell()
+        return b"".join([*parts, data[end:]])
+
+    return _read(path, cut)
+
+
 def canonical_json(record: dict[str, Any]) -> str:
     """Return ASCII JSON with sorted keys and no spaces: equal records give equal texts, and lone surrogates survive."""
     return json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)

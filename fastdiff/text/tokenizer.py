@@ -187,9 +187,13 @@ class CLIPTokenizer:
         _check_text(text)
         return self._words.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def embeddings_in(self, prompt: str) -> list[str]:
-        """Return the tokens of the embeddings in the part of a prompt that the text encoder reads."""
-        ids, first, found = {*self(self.expand(prompt)).ids}, self.size, []
+    def embeddings_in(self, prompt: str, *, is_whole: bool = False) -> list[str]:
+        """Return the tokens of the embeddings in the part of a prompt that the text encoder reads.
+
+        is_whole: whether it reads all of the prompt, as it does a weighted one.
+        """
+        text, first, found = self.expand(prompt), self.size, []
+        ids = {*(self.ids(text) if is_whole else self(text).ids)}
         for token, vectors in self.embeddings.items():
             found += [token] if ids & {*range(first, first + vectors)} else []
             first += vectors

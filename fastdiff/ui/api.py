@@ -11,6 +11,8 @@ from anyio import to_thread
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests import defaults
+from fastdiff.requests.defaults import STRENGTH, STRENGTH_OF_SDXL
+from fastdiff.requests.syntax import EMPHASIS, SYNTAX
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.sampler_names import ETAS
 from fastdiff.ui.drawing import Drawn, draw, prepare
@@ -47,6 +49,12 @@ def add_api(page: gr.Blocks, engine: Engine, limits: Limits, store: Store) -> No
         clip_skip: int | None = None,
         precision: str | None = None,
         lora: list[str] | None = None,
+        init_image: dict[str, Any] | None = None,
+        strength: float | None = None,
+        prompt_syntax: str | None = None,
+        emphasis: str | None = None,
+        guidance_start: float | None = None,
+        guidance_stop: float | None = None,
         request: gr.Request | None = None,
     ) -> list[dict[str, Any]]:
         """Draw PNG files with their settings embedded. Picture i uses seed + i; the model supplies missing settings.
@@ -74,6 +82,12 @@ def add_api(page: gr.Blocks, engine: Engine, limits: Limits, store: Store) -> No
             clip_skip,
             precision,
             lora,
+            init_image,
+            strength,
+            prompt_syntax,
+            emphasis,
+            guidance_start,
+            guidance_stop,
         )
         files, progress = [], gr.Progress()
         try:
@@ -127,6 +141,12 @@ def _parameters(catalogue: Catalogue) -> dict[str, tuple[str, Any]]:
         "clip_skip": ("How many of the text encoder's last layers to skip", defaults.CLIP_SKIP),
         "precision": ("The model's weights", defaults.PRECISION),
         "lora": ("LoRAs that /models lists for the model", "none"),
+        "init_image": ("The picture to start from, such as handle_file of Gradio's client returns", "none"),
+        "strength": ("How much of the start picture changes", f"{STRENGTH}, or {STRENGTH_OF_SDXL} for SDXL"),
+        "prompt_syntax": ("How the prompt is read", SYNTAX),
+        "emphasis": ("How weights count in a weighted prompt", EMPHASIS),
+        "guidance_start": ("The part of the run at which guidance starts", "0"),
+        "guidance_stop": ("The part of the run at which guidance stops", "1"),
     }
 
 

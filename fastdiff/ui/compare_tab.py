@@ -15,11 +15,12 @@ from gradio.components import Component
 from PIL import Image
 
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.requests.request import INPUT_SETTINGS
 from fastdiff.ui.drawing import Drawn, Session, draw, prepare, with_files_here
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.gallery import required
 from fastdiff.ui.parts.form import Form
-from fastdiff.ui.parts.messages import PROBLEMS, note, problem
+from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, problem
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.parts.running import QUICK, RunControls, Updates, status_of, subject_of, title_of
 from fastdiff.ui.parts.upload import form_settings, numerics_notice
@@ -27,6 +28,8 @@ from fastdiff.ui.progress import View
 from fastdiff.ui.queueing.queue import Job
 
 KIND = "Compare"  # of jobs
+# settings whose fields only Draw has
+UNSHOWN = (*INPUT_SETTINGS, "guidance_start", "guidance_stop", "prompt_syntax", "emphasis")
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,8 @@ class CompareTab:
         except PROBLEMS as error:
             return {self.status: problem(error)}
         done = f"A and B have the settings of seed {record['seed']}. Change one and press Compare."
+        unshown = ", ".join(field_name(key) for key in UNSHOWN if record.get(key) is not None)
+        other += [f"Not restored: {unshown}"] if unshown else []
         return updates | {self.status: note(" ".join([done, *(f"{line}." for line in (notice, *other) if line)]))}
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -11,13 +12,17 @@ from gradio.components import Component
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.requests.foreign import MODEL, Foreign
-from fastdiff.requests.request import AXES, FILE_SETTINGS, INPUT_SETTINGS, UPSCALE_SETTINGS
+from fastdiff.requests.input_picture import InputPicture
+from fastdiff.requests.request import AXES, FILE_SETTINGS, UPSCALE_SETTINGS
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.model_files import find_of_tool
 from fastdiff.runs.notices import find_notices
 from fastdiff.ui.drawing import Drawn, Session, draw, files_of, prepare, with_files_here
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.gallery import GRID, Panel, SaveRun, Stage, captioned, required
+from fastdiff.ui.inputs.start import size_from
+from fastdiff.ui.inputs.uploaded import keep_drawn, keep_start, without_folder
+from fastdiff.ui.parts.controls import SizeControls
 from fastdiff.ui.parts.examples import build_examples, example_of, fit_examples
 from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, number_of_pictures, problem
@@ -38,10 +43,11 @@ from fastdiff.ui.serving.store import Shelf
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 
 KIND = "Draw"  # of jobs
+STARTS = "Starts from {}. Set the strength, and press Generate."
 # settings that the form cannot show: it has no field for most, and an empty negative prompt means none
 UNSHOWN = (
-    *("revision", "variant", *FILE_SETTINGS, *INPUT_SETTINGS, *UPSCALE_SETTINGS, "use_clipped_model_output"),
-    *("guidance_start", "guidance_stop", "prompt_syntax", "emphasis", "negative_prompt"),
+    *("revision", "variant", *FILE_SETTINGS, "use_clipped_model_output", "negative_prompt"),
+    *("mask", "mask_blur", "mask_crop", *UPSCALE_SETTINGS),
 )
 
 
@@ -105,11 +111,15 @@ class DrawTab:
         self.upload.upload(self.restore, {self.upload, *self.form.components}, restored, preprocess=False, **QUICK)
         self.panel.follow(self.stage, self.session, lambda session: session.drawn)
         self.panel.use.click(self.use, self.panel.chosen, self.shown, **QUICK)
+        start = self.form.start
+        # Gradio would decode the picture
+        start.picture.upload(self.begin, fields, self.shown, preprocess=False, **QUICK)
+        start.picture.clear(self.resize, self.form.model, self.form.sides[0].size.components, **QUICK)
 
     @property
     def shown(self) -> list[Block]:
         """The components that change with the model or the settings."""
-        return [*self.form.components, self.form.axes.box, self.examples, self.status]
+        return [*self.form.components, self.form.axes.box, self.form.start.box, self.examples, self.status]
 
     def add(self, data: Mapping[Component, Any], request: gr.Request) -> Updates:
         """Add the form's request to the queue. Raises InputError like `prepare`, and if too many runs wait."""
@@ -200,11 +210,11 @@ class DrawTab:
         try:
             chosen = required(chosen)
             record = form_settings(chosen.record, chosen.path.name, self.form.limits)
-            notice = numerics_notice(chosen.path)
+            record, notices = self._with_start(record, chosen.path)
         except PROBLEMS as error:
             return {self.status: problem(error)}
         is_single = AXES not in record and not isinstance(chosen.record["seed"], list)
-        return self._fill(record, f"seed {record['seed']}" if is_single else chosen.path.name, notice)
+        return self._fill(record, f"seed {record['seed']}" if is_single else chosen.path.name, notices)
 
     def restore(self, data: Mapping[Component, Any]) -> Updates:
         """Fill the form with the settings inside an uploaded picture, and delete the upload."""
@@ -212,15 +222,66 @@ class DrawTab:
             path = uploaded_path(data[self.upload])
             try:
                 foreign = read_foreign(path, self.form.limits)
-                record = {} if foreign else read_record(path, self.form.limits)
-                notice = None if foreign else numerics_notice(path)
+                if not foreign:
+                    record, notices = self._with_start(read_record(path, self.form.limits), path)
             finally:
                 path.unlink(missing_ok=True)
         except PROBLEMS as error:
             return {self.status: problem(error), self.upload: None}
         if foreign:
             return self._fill_foreign(foreign, path.name, data) | {self.upload: None}
-        return self._fill(record, path.name, notice) | {self.upload: None}
+        return self._fill(record, path.name, notices) | {self.upload: None}
+
+    def _with_start(self, record: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
+        """Return the settings `record` of the PNG `path` with a copy of its start picture, and lines about the PNG."""
+        kept, missing = keep_start(path, record, self.form.limits)
+        start = {"init_image": str(kept)} if kept else dict.fromkeys(("init_image", "strength"))
+        return {**record, **start}, [*filter(None, (numerics_notice(path), missing))]
+
+    def begin(self, data: Mapping[Component, Any]) -> Updates:
+        """Take the size of the start picture that was dropped."""
+        try:
+            path = uploaded_path(data[self.form.start.picture], "init_image")
+            size = self._size_from(path, self.engine.catalogue.card(data[self.form.model]))
+        except PROBLEMS as error:
+            return {self.status: problem(error), self.form.start.picture: None}
+        return size | {self.status: note(STARTS.format(path.name))}
+
+    def start_from(self, chosen: gr.State) -> Callable[[Mapping[Component, Any]], Updates]:
+        """Return a function that puts the picture in the state `chosen` into the form, as its start picture."""
+
+        def start(data: Mapping[Component, Any]) -> Updates:
+            try:
+                path = keep_drawn(required(data[chosen]).path, self.form.limits)
+                before = self.engine.catalogue.card(data[self.form.model])
+                card = _reader_near(before, self.engine.catalogue.cards())
+                fitted = self.form.show_request(card, UncheckedRequest(card.name)) if card != before else {}
+                size = self._size_from(path, card)
+            except PROBLEMS as error:
+                return {self.status: problem(error)}
+            fitted |= {self.examples: fit_examples(card)} if card != before else {}
+            because = f" Chose {card.name}, because {before.name} reads no prompts." if card != before else ""
+            told = note(STARTS.format(path.name) + because)
+            return fitted | size | self.form.start.begin(str(path)) | {self.status: told}
+
+        return start
+
+    def _size_from(self, path: Path, card: ModelCard) -> Updates:
+        """Return the updates that fit the size to a start picture. Raises InputError if it is no picture."""
+        with without_folder(path):
+            size = InputPicture.read(str(path)).size
+        height, width = size_from(size, card, self.form.limits)
+        return self._resized(card, {"width": width, "height": height})
+
+    def resize(self, name: str) -> list[Any]:
+        """Return the model's own size for the fields, after the start picture was removed."""
+        try:
+            return [*self._resized(self.engine.catalogue.card(name), {}).values()]
+        except PROBLEMS:  # the model no longer exists
+            return [gr.skip()] * len(self.form.sides[0].size.components)
+
+    def _resized(self, card: ModelCard, size: Mapping[str, int]) -> Updates:
+        return self.form.sides[0].size.updates(SizeControls.properties(card, self.form.limits, size))
 
     def _fill_foreign(self, foreign: Foreign, name: str, data: Mapping[Component, Any]) -> Updates:
         """Fill the form with each value of another tool that the model accepts. The status line names the others.
@@ -251,8 +312,8 @@ class DrawTab:
         said += f"; not supported by {card.name}: {', '.join(left)}" if left else ""
         return updates | {self.examples: fit_examples(card), self.status: note(said)}
 
-    def _fill(self, record: Mapping[str, Any], name: str, notice: str | None = None) -> Updates:
-        """Fill the form with the settings `record` of the picture `name`. The status line ends with `notice`."""
+    def _fill(self, record: Mapping[str, Any], name: str, notices: Sequence[str] = ()) -> Updates:
+        """Fill the form with the settings `record` of the picture `name`. The status line ends with `notices`."""
         try:
             record, other = with_files_here(record, name, self.engine.catalogue)
             asked = UncheckedRequest.from_record(record)
@@ -269,7 +330,7 @@ class DrawTab:
         first = f"the first of {record['grid_of']} pictures in " if "grid_of" in record else ""
         done = f"Loaded the settings of {first}{name}{', and its axes' if AXES in record else ''}"
         done += f"; not restored: {' and '.join(others)}" if others else ""
-        done += "".join(f"; {line}" for line in (notice, *other) if line)
+        done += "".join(f"; {line}" for line in (*notices, *other))
         return updates | {self.examples: fit_examples(run.card), self.status: note(done)}
 
 
@@ -285,6 +346,14 @@ def _told(job: Job) -> str:
     of_sheet = view.run is None
     drew = f"Drew {number_of_pictures(len(view.drawn) - of_sheet)}{' and their sheet' if of_sheet else ''}"
     return note("; ".join([f"{drew} in {view.seconds:.1f} s", *view.notices]))
+
+
+def _reader_near(card: ModelCard, cards: Sequence[ModelCard]) -> ModelCard:
+    """Return `card`, or a model that reads text if it does not. Raises InputError if there is none."""
+    readers = [card, *cards] if card.reads_text else [each for each in cards if each.reads_text]
+    if not readers:
+        raise InputError("Start picture: no model here reads prompts; only such a model changes pictures")
+    return readers[0]
 
 
 def _reader(card: ModelCard, foreign: Foreign, cards: Sequence[ModelCard]) -> ModelCard:

@@ -14,6 +14,8 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.single_files.reading import has_model_suffix
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
+from fastdiff.requests.completion import Cell
+from fastdiff.requests.input_picture import InputPicture
 from fastdiff.requests.request import Request
 from fastdiff.runs import drawing, files
 from fastdiff.runs.drawing import Progress, Run
@@ -25,14 +27,17 @@ from fastdiff.runs.sheet import MAX_SHEET_PIXELS, ContactSheet
 from fastdiff.runs.writing import write_beside
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.history.search import Search
+from fastdiff.ui.inputs.uploaded import without_folder
 from fastdiff.ui.option_files.offered import OptionFiles
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.parts.upload import uploaded_path
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.serving.store import Shelf, Store
 
 MOST_PIXELS = MAX_SHEET_PIXELS // 4  # of all pictures of a grid; margins and an incomplete last row add to them
 GONE = "a picture was deleted; select the pictures again"
+_SAME = ("strength", "prompt_syntax", "emphasis", "guidance_start", "guidance_stop")  # as in Request
 INTERVAL = 0.1  # seconds between two reported steps: a GPU can compute a thousand steps a second
 
 
@@ -80,10 +85,13 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
         raise InputError(f"prompt: {card.name} needs a prompt; it may be empty")
     if unchecked.lora and unchecked.precision not in (None, defaults.PRECISION):
         raise InputError("lora: the page draws with LoRAs in full weights alone; set Weights to Full")
+    start = None if unchecked.init_image is None else uploaded_path(unchecked.init_image, "init_image")
     request = Request(
         model=card.name,
         lora=engine.catalogue.option_files.chosen_loras(unchecked.lora or (), card),
-        embedding=engine.catalogue.embeddings_in(card, unchecked.prompt, unchecked.negative_prompt),
+        embedding=engine.catalogue.embeddings_in(
+            card, unchecked.prompt, unchecked.negative_prompt, is_whole=unchecked.prompt_syntax == "weighted"
+        ),
         label=() if unchecked.label is None else (unchecked.label,),
         prompt=() if unchecked.prompt is None else (unchecked.prompt,),
         negative_prompt=unchecked.negative_prompt,
@@ -97,8 +105,11 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
         guidance_scale=unchecked.guidance_scale,
         height=unchecked.height,
         width=unchecked.width,
+        init_image=None if start is None else str(start),
+        **{name: getattr(unchecked, name) for name in _SAME},
     )
-    run = Run.prepare(request, card, engine.catalogue.defaults, batch_size=unchecked.batch_size)
+    with without_folder(start):
+        run = Run.prepare(request, card, engine.catalogue.defaults, batch_size=unchecked.batch_size)
     engine.budget.check(run)
     return run
 
@@ -139,22 +150,35 @@ def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tu
     pipe = engine.pipeline_of(run)
     pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)
-    output = Output([folder / f"{start}{path}" for path in files.picture_paths(pattern, run.cells, names)])
+    paths = [folder / f"{start}{path}" for path in files.picture_paths(pattern, run.cells, names)]
+    output = Output(paths, embeds=True)
     steps = _with_names(engine.budget.watch(drawing.draw(run, pipe)), engine.catalogue.option_files)
-    told = -INTERVAL
-    for progress, drawn in write_beside(
-        steps, lambda finished: Drawn(output.write(finished), finished.record), wait=pipe.device.type == "cpu"
-    ):
-        if drawn or progress.finished or progress.seconds >= told + INTERVAL:
-            told = progress.seconds
-            yield progress, drawn
+    told, picture = -INTERVAL, start_of(run)
+    with without_folder(None if picture is None else Path(picture.name)):
+        for progress, drawn in write_beside(
+            steps, lambda finished: Drawn(output.write(finished), finished.record), wait=pipe.device.type == "cpu"
+        ):
+            if drawn or progress.finished or progress.seconds >= told + INTERVAL:
+                told = progress.seconds
+                yield progress, drawn
 
 
 def _with_names(steps: Iterator[Progress], files: OptionFiles) -> Iterator[Progress]:
-    """Yield the steps. The settings of finished pictures have LoRAs and embeddings by name, without the folder."""
+    """Yield the steps. The settings of finished pictures name files without the folder."""
     for step in steps:
-        finished = [replace(each, record=files.record_with_names(each.record)) for each in step.finished]
+        finished = [replace(each, record=_named(files.record_with_names(each.record))) for each in step.finished]
         yield replace(step, finished=finished)
+
+
+def _named(record: Mapping[str, Any]) -> dict[str, Any]:
+    own = {"init_image": Path(record["init_image"]).name} if "init_image" in record else {}
+    return {**record, **own}
+
+
+def start_of(run: Run) -> InputPicture | None:
+    """Return the picture that a run starts from."""
+    start = run.cells[0].start
+    return None if start is None else start.picture
 
 
 def write_grid(run: Run, pictures: Sequence[Drawn]) -> Path:
@@ -164,12 +188,20 @@ def write_grid(run: Run, pictures: Sequence[Drawn]) -> Path:
     """
     if not all(drawn.path.exists() for drawn in pictures):
         raise InputError("a picture of this run was deleted; draw it again to save a grid")
-    run = replace(run, cells=run.cells[: len(pictures)])
+    cells = [_started_inside(cell, drawn) for cell, drawn in zip(run.cells, pictures, strict=False)]
+    run = replace(run, cells=cells)
     sheet = ContactSheet(len(pictures), columns_of(run))
     for place, drawn in enumerate(pictures):
         sheet.paste(place, load_picture(drawn.path, drawn.record))
-    output, path = Output([], overwrite=True), pictures[0].path.parent / "grid.png"
+    output, path = Output([], overwrite=True, embeds=True), pictures[0].path.parent / "grid.png"
     return output.write_grid(path, sheet.image, run, pictures[-1].record)  # type: ignore[arg-type]  # at least one
+
+
+def _started_inside(cell: Cell, drawn: Drawn) -> Cell:
+    """Return the cell of a picture with the start picture inside its PNG. The upload may be gone."""
+    if cell.start is None:
+        return cell
+    return replace(cell, start=replace(cell.start, picture=replace(cell.start.picture, inside=str(drawn.path))))
 
 
 def write_zip(folder: Path, root: Path, paths: Sequence[Path], most: int) -> Path:

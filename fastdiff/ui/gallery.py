@@ -15,8 +15,10 @@ from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.requests.request import AXES
 from fastdiff.ui.drawing import Drawn, Session, write_grid, write_zip
+from fastdiff.ui.inputs.uploaded import before_of
 from fastdiff.ui.parts.axes import Axes
 from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, number_of_pictures, problem
+from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.parts.running import QUICK, Updates
 from fastdiff.ui.serving.store import new_folder
 
@@ -36,6 +38,12 @@ _SHOWN = {
     "clip_skip": "Clip skip",
     "width": "Width",
     "height": "Height",
+    "init_image": "Start picture",
+    "strength": "Strength",
+    "guidance_start": "Guidance from",
+    "guidance_stop": "Guidance until",
+    "prompt_syntax": "Prompt syntax",
+    "emphasis": "Emphasis",
     "dtype": "Data type",
     "precision": "Weights",
     "device": "Device",
@@ -52,6 +60,7 @@ _VARIED = {  # settings that can differ between pictures, and how a caption show
     "precision": "weights {}",
     "negative_prompt": "not {}",
     "lora": "LoRA {}",
+    "strength": "strength {}",
     "width": "{} wide",
     "height": "{} high",
 }
@@ -143,8 +152,10 @@ class Panel:
 
     box: gr.Column
     buttons: gr.Row
+    change: gr.ImageSlider  # from the start picture to this one
     settings: gr.HTML
     use: gr.Button
+    start: gr.Button
     send: gr.Button
     download: gr.DownloadButton
     chosen: gr.State  # Drawn
@@ -152,19 +163,28 @@ class Panel:
     @classmethod
     def build(cls) -> "Panel":
         with gr.Column(visible=False) as box:
+            change = gr.ImageSlider(
+                label="Start picture and result (drag to compare)",
+                format="png",
+                interactive=False,
+                max_height=400,
+                visible=False,
+                elem_classes="change",
+            )
             settings = gr.HTML(label="Settings of this picture")
             with gr.Row() as buttons:
                 use = gr.Button("Use these settings", size="sm", min_width=140)
+                start = gr.Button("Start from this", size="sm", min_width=140)
                 send = gr.Button("Send to Compare", size="sm", min_width=140)
                 copy = gr.Button("Copy settings", size="sm", min_width=140)
                 download = gr.DownloadButton("Download this picture", size="sm", min_width=140)
         copy.click(None, js=_COPY, **QUICK)
-        return cls(box, buttons, settings, use, send, download, gr.State(None))
+        return cls(box, buttons, change, settings, use, start, send, download, gr.State(None))
 
     @property
     def components(self) -> list[Block]:
         """The components that `show` and `hide` change."""
-        return [self.box, self.settings, self.download, self.chosen]
+        return [self.box, self.change, self.settings, self.download, self.chosen]
 
     def follow(self, stage: Stage, session: gr.State, pictures: Callable[[Session], list[Drawn]]) -> None:
         """Show the settings of the picture on the stage. pictures: returns the pictures that the stage shows."""
@@ -195,6 +215,7 @@ class Panel:
             return self.hide()
         return {
             self.box: gr.update(visible=True),
+            self.change: _change(drawn),
             self.settings: settings_table(drawn),
             self.download: str(drawn.path),
             self.chosen: drawn,
@@ -202,6 +223,16 @@ class Panel:
 
     def hide(self) -> Updates:
         return {self.box: gr.update(visible=False), self.chosen: None}
+
+
+def _change(drawn: Drawn) -> dict[str, Any]:
+    """Return the update of the slider from the start picture to a drawn one. It is hidden without a start picture."""
+    try:
+        before = None if _is_of_many(drawn.record) else before_of(drawn.path, drawn.record, Limits())
+    except PROBLEMS:  # it is damaged, or the space for uploads is full
+        before = None
+    pair = None if before is None else (str(before), str(drawn.path))
+    return gr.update(value=pair, visible=pair is not None)
 
 
 def clicked(pictures: Sequence[Drawn], event: gr.SelectData) -> Drawn | None:

@@ -13,6 +13,7 @@ from fastdiff.ui.draw_tab import DrawTab
 from fastdiff.ui.drawing import Session
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.history_tab import HistoryTab
+from fastdiff.ui.inputs.start import SHOW
 from fastdiff.ui.parts.examples import fit_examples
 from fastdiff.ui.parts.messages import PROBLEMS
 from fastdiff.ui.parts.request import Limits
@@ -40,6 +41,13 @@ def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
             panel.send.click(compare.send, panel.chosen, compare.shown, **QUICK).then(
                 lambda: gr.update(selected="compare"), None, tabs, **QUICK
             )
+            panel.start.click(
+                draw.start_from(panel.chosen),
+                {panel.chosen, *draw.form.components},
+                draw.shown,
+                preprocess=False,
+                **QUICK,
+            ).then(lambda: gr.update(selected="draw"), None, tabs, **QUICK).then(None, js=SHOW, **QUICK)
         for result in compare.results:
             result.use.click(draw.use, result.drawn, draw.shown, **QUICK).then(
                 lambda: gr.update(selected="draw"), None, tabs, **QUICK
@@ -100,7 +108,7 @@ def _keep_form(page: gr.Blocks, draw: DrawTab) -> None:
         try:
             data = dict.fromkeys(form.components) | dict(zip(fields, values or (), strict=True))
             styles = form.boxes.known_styles(form.catalogue, data)
-            asked = form.known_loras(form.request(data | {form.boxes.styles: []}))
+            asked = form.known_files(form.request(data | {form.boxes.styles: []}))
             card = draw.prepare(asked).card  # raises if it cannot be drawn
             own = {form.batch_size: asked.batch_size} | form.axes.fit(card, data)
             updates = form.show_request(card, asked) | own
@@ -114,7 +122,7 @@ def _keep_form(page: gr.Blocks, draw: DrawTab) -> None:
         None,
         fields,
         kept,
-        js="(...values) => [values]",
+        js="(...values) => [values.map((value) => value?.path ?? value)]",  # of a picture, its path
         api_visibility="private",
     )
     page.load(restore, kept, draw.shown, **QUICK)

@@ -80,7 +80,7 @@ class AxisFields:
             return gr.update(label=_title([(typed[0], typed[1]), (typed[2], typed[3])]))
 
         for name, values in self._axes:
-            name.input(self._begin(name, values, request), inputs, [values, self.box], **QUICK)
+            name.input(self._begin(name, values, request), inputs, [values, self.box], preprocess=False, **QUICK)
             # not on change: a restored form changes field by field, and the answers come in any order
             edits = [values.input, values.blur]
             gr.on(edits, count, self.components, self.box, trigger_mode="always_last", **QUICK)

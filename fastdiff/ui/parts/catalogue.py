@@ -89,8 +89,11 @@ class Catalogue:
                 _teach(tokenizer, {name: each for name, (_, each) in embeddings.items() if i in each.tensors})
             return tokenizers
 
-    def embeddings_in(self, card: ModelCard, *texts: str | None) -> tuple[str, ...]:
-        """Return the embeddings whose tokens are in the prompts of a request, each as PATH:TOKEN."""
+    def embeddings_in(self, card: ModelCard, *texts: str | None, is_whole: bool = False) -> tuple[str, ...]:
+        """Return the embeddings whose tokens are in the prompts of a request, each as PATH:TOKEN.
+
+        is_whole: whether the model reads all of the prompts.
+        """
         offered = self.option_files.embeddings(card)
         if not offered:
             return ()
@@ -98,7 +101,7 @@ class Catalogue:
             token
             for tokenizer in self.tokenizers(card)
             for text in filter(None, texts)
-            for token in tokenizer.embeddings_in(text)
+            for token in tokenizer.embeddings_in(text, is_whole=is_whole)
         }
         return tuple(str(FileOption(str(path), name)) for name, (path, _) in offered.items() if name in used)
 

@@ -8,15 +8,26 @@ import gradio as gr
 from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.errors import InputError
 from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.request import AXES
+from fastdiff.ui.inputs.start import StartControls
+from fastdiff.ui.option_files.picker import LoraControls
 from fastdiff.ui.parts.axes import Axes
 from fastdiff.ui.parts.axis_fields import AxisFields
 from fastdiff.ui.parts.catalogue import Catalogue
-from fastdiff.ui.parts.controls import LoraControls, SamplingControls, SeedField, SizeControls, are_alike, model_picker
+from fastdiff.ui.parts.controls import (
+    PromptingControls,
+    SamplingControls,
+    SeedField,
+    SizeControls,
+    are_alike,
+    model_picker,
+)
 from fastdiff.ui.parts.request import RANDOM, Limits, UncheckedRequest
 from fastdiff.ui.parts.running import Updates
 from fastdiff.ui.parts.subject import LabelPickers, PromptBoxes
+from fastdiff.ui.parts.upload import uploaded_path
 
 
 @dataclass(frozen=True)
@@ -114,9 +125,14 @@ class Form:
         """Update the label groups when the style changes, and the token counts when a text, a style or a model does."""
         pickers = [side.model for side in self.sides]
         self.labels.follow(self.catalogue, pickers[0])
-        self.boxes.follow(self.catalogue, pickers)
+        self.boxes.follow(self.catalogue, pickers, self.syntax)
         for side in self.sides:
             side.loras.follow(self.catalogue, side.model)
+
+    @property
+    def syntax(self) -> gr.Dropdown | None:
+        """The field of the prompt syntax; None: prompts are plain."""
+        return None
 
     def request(self, data: Mapping[Component, Any], side: int = 0) -> UncheckedRequest:
         """Return the request of one side. Raises InputError for an unknown model."""
@@ -160,6 +176,8 @@ class DrawForm(Form):
     num_images: gr.Slider
     batch_size: gr.Slider
     axes: AxisFields
+    start: StartControls
+    prompting: PromptingControls
 
     @classmethod
     def build(cls, catalogue: Catalogue, card: ModelCard, limits: Limits) -> "DrawForm":
@@ -172,8 +190,10 @@ class DrawForm(Form):
             1, limits.pictures, value=own.pictures, step=1, label="Pictures", info="How many; seeds count up"
         )
         seeds = SeedField.build()
+        start = StartControls.build(card)
         with gr.Accordion("More settings", open=False, elem_id="more"):
             sampling = SamplingControls.build(catalogue, card, limits)
+            prompting = PromptingControls.build(card)
             with gr.Row(elem_classes="size"):
                 size = SizeControls.build(card, limits)
             batch_size = gr.Slider(
@@ -186,29 +206,36 @@ class DrawForm(Form):
             )
         axes = AxisFields.build(card)
         side = ModelControls(catalogue, limits, model, gr.State(card.name), sampling, size, loras)
-        return cls(catalogue, limits, labels, boxes, seeds, [side], num_images, batch_size, axes)
+        return cls(catalogue, limits, labels, boxes, seeds, [side], num_images, batch_size, axes, start, prompting)
 
     @property
     def model(self) -> gr.Dropdown:
         return self.sides[0].model
 
     @property
+    def syntax(self) -> gr.Dropdown:
+        return self.prompting.prompt_syntax
+
+    @property
     def components(self) -> list[Component]:
         """The fields, in the order in which the browser stores their values."""
         (side,) = self.sides
-        groups = (self.labels, self.boxes, side.loras, side.sampling, side.size, self.axes)
+        groups = (self.labels, self.boxes, side.loras, side.sampling, side.size, self.axes, self.start, self.prompting)
         single = [side.model, side.fitted, self.num_images, self.seed, self.batch_size]
         return single + [component for group in groups for component in group.components]
 
     def request(self, data: Mapping[Component, Any], side: int = 0) -> UncheckedRequest:
+        card = self.catalogue.card(data[self.model])
         counts = {"num_images": data[self.num_images], "batch_size": data[self.batch_size]}
-        return replace(super().request(data, side), **counts)
+        own = self.start.chosen(data, card) | self.prompting.chosen(data, card)
+        return replace(super().request(data, side), **counts, **own)
 
     def fit(self, data: Mapping[Component, Any], side: int = 0) -> Updates | None:
         updates = super().fit(data, side)
         if updates is None:
             return None
         before, card = (self.catalogue.card(data[each]) for each in (self.sides[side].fitted, self.model))
+        updates |= self.start.fit((before, card), data) | self.prompting.fit(card, data)
         return updates | self.axes.fit(card, data, keep_label=are_alike(before, card))
 
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
@@ -216,13 +243,20 @@ class DrawForm(Form):
             **super().show(card, record),
             self.num_images: record.get("num_images", 1),
             **self.axes.show(card, record.get(AXES, Axes())),
+            **self.start.show(card, record),
+            **self.prompting.updates(PromptingControls.properties(card, record)),
         }
 
-    def known_loras(self, request: UncheckedRequest) -> UncheckedRequest:
-        """Return a request without the LoRAs that are not on offer any more."""
+    def known_files(self, request: UncheckedRequest) -> UncheckedRequest:
+        """Return a request without the LoRAs that are not on offer any more, and without a picture that is gone."""
         offered = self.catalogue.option_files.loras(self.catalogue.card(request.model))
         kept = [text for text in request.lora or () if FileOption.parse(text).path in offered]
-        return replace(request, lora=kept or None)
+        request = replace(request, lora=kept or None)
+        try:
+            uploaded_path(request.init_image)
+        except InputError:
+            return replace(request, init_image=None, strength=None)
+        return request
 
     def show_request(self, card: ModelCard, request: UncheckedRequest) -> Updates:
         """Fit the form to `card`, and fill in a valid request. A label that is not on offer becomes the first one."""

@@ -198,9 +198,10 @@ JS = f"""
         setTimeout(() => grown.disconnect(), 1000);
     }}, true);
     for (const name of ["dragover", "drop"]) addEventListener(name, (event) => {{
-        if (!event.dataTransfer.types.includes("Files") || event.target.closest("#upload")) return;
+        if (!event.dataTransfer.types.includes("Files") || event.target.closest("#upload, #start button")) return;
         event.preventDefault();  // otherwise the browser opens the file instead of the page
-        const input = name === "drop" && document.querySelector("#upload input[type=file]");
+        const isOwn = event.target.closest("#start");  // it has a picture, and takes no other
+        const input = name === "drop" && !isOwn && document.querySelector("#upload input[type=file]");
         if (!input) return;
         const first = new DataTransfer();
         first.items.add(event.dataTransfer.files[0]);

@@ -24,6 +24,12 @@ _FIELDS = {  # API names, and their fields on the page
     "clip_skip": "Clip skip",
     "precision": "Weights",
     "lora": "LoRAs",
+    "init_image": "Start picture",
+    "strength": "Strength",
+    "prompt_syntax": "Prompt syntax",
+    "emphasis": "Emphasis",
+    "guidance_start": "Guidance from",
+    "guidance_stop": "Guidance until",
 }
 _OTHER_WORDS = {  # words of the command line and of Python, and their replacements on the page and in the API
     "try --dtype float32, or check": "check",
@@ -31,6 +37,11 @@ _OTHER_WORDS = {  # words of the command line and of Python, and their replaceme
     "num-images": "num_images",
     "negative-prompt": "negative_prompt",
     "clip-skip": "clip_skip",
+    "init-image": "init_image",
+    "prompt-syntax": "prompt_syntax",
+    "guidance-start": "guidance_start",
+    "guidance-stop": "guidance_stop",
+    "load it with load_lora_weights": "choose it in the list of LoRAs",
     "`fastdiff models MODEL` lists": "the API's /models lists",
     ": None is not ": " is empty; give ",
 }

@@ -17,6 +17,7 @@ Name = Annotated[str, Len(0, 200), Wanted("a name of up to 200 characters")]
 Loras = Annotated[
     tuple[Name, ...], Len(0, MAX_LORAS), Wanted(f"a list of up to {MAX_LORAS} names, each NAME or NAME:WEIGHT")
 ]
+Picture = Annotated[Any, Wanted("an uploaded picture")]  # `uploaded_path` checks it
 RANDOM = -1  # the seed of the form when it opens, as in A1111; None and an empty field mean the same
 _SeedOrRandom = Annotated[
     Seed | Literal[-1] | None, Wanted(f"a whole number from 0 to {MAX_SEED}, or {RANDOM} for a random seed")
@@ -43,6 +44,12 @@ class UncheckedRequest:
     clip_skip: Any = None
     precision: Any = None
     lora: Any = None  # each NAME or NAME:WEIGHT
+    init_image: Any = None  # an upload: Gradio's FileData, or its path on the server
+    strength: Any = None
+    prompt_syntax: Any = None
+    emphasis: Any = None
+    guidance_start: Any = None
+    guidance_stop: Any = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "UncheckedRequest":
@@ -99,4 +106,5 @@ class Limits:
             "prompt": Prompt | None,
             "negative_prompt": Prompt | None,
             "lora": Loras | None,
+            "init_image": Picture | None,
         }

@@ -13,6 +13,8 @@ from gradio.components import Component
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests.request import MAX_PROMPT, Prompt
 from fastdiff.schema import checked
+from fastdiff.text.weighted.chunks import split_chunks
+from fastdiff.text.weighted.schedule import parse_schedule
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.controls import Controls, Properties
 from fastdiff.ui.parts.examples import examples_of
@@ -192,23 +194,25 @@ class PromptBoxes(Controls):
             del properties["prompt"]["value"], properties["negative_prompt"]["value"]  # the user may still be typing
         return self.updates(properties)
 
-    def follow(self, catalogue: Catalogue, pickers: Sequence[gr.Dropdown]) -> None:
-        """Count the tokens again when a text, the styles or a model of `pickers` changes."""
+    def follow(self, catalogue: Catalogue, pickers: Sequence[gr.Dropdown], syntax: gr.Dropdown | None) -> None:
+        """Count the tokens again when a text, the styles, the syntax or a model of `pickers` changes."""
 
-        def count(prompt: str, negative: str, styles: list[str] | None, *names: str) -> tuple[str, str]:
+        def count(prompt: str, negative: str, styles: list[str] | None, *chosen: str) -> tuple[str, str]:
+            names, syntaxes = chosen[: len(pickers)], chosen[len(pickers) :]
+            is_weighted = "weighted" in syntaxes
             try:
                 cards = [catalogue.card(name) for name in names]
                 prompt, negative = catalogue.styles.apply(styles or [], prompt, negative)
-                return count_tokens(catalogue, cards, prompt), count_tokens(
-                    catalogue, cards, negative, "negative_prompt"
-                )
+                of_prompt = count_tokens(catalogue, cards, prompt, is_weighted=is_weighted)
+                of_negative = count_tokens(catalogue, cards, negative, "negative_prompt", is_weighted=is_weighted)
+                return of_prompt, of_negative
             except PROBLEMS as error:
                 return problem(error), ""
 
         boxes: list[gr.Textbox | gr.Dropdown] = [self.prompt, self.negative_prompt, self.styles]
-        changes = [box.change for box in boxes] + [picker.change for picker in pickers]
+        inputs = [*boxes, *pickers, *([] if syntax is None else [syntax])]
         counts = [self.tokens, self.negative_tokens]
-        gr.on(changes, count, [*boxes, *pickers], counts, trigger_mode="always_last", **QUICK)
+        gr.on([each.change for each in inputs], count, inputs, counts, trigger_mode="always_last", **QUICK)
 
     def offer_recent(self, session: gr.State) -> None:
         """Offer the last prompts of the user of a `session` when the list is opened. A click fills the prompt's box."""
@@ -239,14 +243,28 @@ class PromptBoxes(Controls):
         return {"prompt": prompt, "negative_prompt": negative or None}
 
 
-def count_tokens(catalogue: Catalogue, cards: Sequence[ModelCard], text: str, name: str = "prompt") -> str:
+def count_tokens(
+    catalogue: Catalogue,
+    cards: Sequence[ModelCard],
+    text: str,
+    name: str = "prompt",
+    *,
+    is_weighted: bool = False,
+) -> str:
     """Return the HTML of the token counts of a text, with the end that is cut off.
 
-    Tokenizers with equal results share a line. Raises InputError, which begins with `name`, for an invalid text.
+    A weighted text has the number of its chunks at the first step. Tokenizers with equal results share a line. Raises
+    InputError, which begins with `name`, for an invalid text.
     """
     checked(name, text, Prompt)
     lines: dict[str, None] = {}
     for tokenizer in (each for card in cards if card.reads_text for each in catalogue.tokenizers(card)):
+        if is_weighted:
+            chunks = split_chunks(parse_schedule(text).at(0, 1), tokenizer)
+            count = sum(chunk.ids[1:].index(tokenizer.end) for chunk in chunks)
+            of = "1 chunk" if len(chunks) == 1 else f"{len(chunks)} chunks"
+            lines[f"{count} tokens in {of} of {tokenizer.room}"] = None
+            continue
         tokens = tokenizer(tokenizer.expand(text))
         cut = " ".join(tokens.cut.split())
         line = f"{tokens.total} of {tokenizer.room} tokens"

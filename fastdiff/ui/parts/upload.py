@@ -25,14 +25,21 @@ def build_upload() -> gr.File:
     )
 
 
-def uploaded_path(payload: Any) -> Path:
-    """Return the uploaded file. Raises InputError for anything else, such as a link or another file of the server."""
-    name = payload.get("path") if isinstance(payload, dict) else None
+def uploaded_path(payload: Any, field: str = "upload") -> Path:
+    """Return an uploaded file, given as Gradio's FileData or as its path.
+
+    field: begins the message. Raises InputError for anything else, such as a link or another file of the server.
+    """
+    name = payload.get("path") if isinstance(payload, dict) else payload
     if not isinstance(name, str) or "\0" in name:
-        raise InputError("upload: drop a PNG, JPEG or WebP file")
+        raise InputError(f"{field}: drop a PNG, JPEG or WebP file")
     folder, path = Path(gr.utils.get_upload_folder()).resolve(), Path(name)
-    if path.resolve() != path or path.parent.parent != folder or not path.is_file():
-        raise InputError("upload: this file was not uploaded, or was deleted; drop it again")
+    try:
+        is_upload = path.resolve() == path and path.parent.parent == folder and path.is_file()
+    except (OSError, ValueError):  # the name is too long
+        is_upload = False
+    if not is_upload:
+        raise InputError(f"{field}: this file was not uploaded, or was deleted; drop it again")
     return path
 
 
@@ -63,12 +70,13 @@ def form_settings(record: Mapping[str, Any], name: str, limits: Limits) -> dict[
     """Return the settings of a picture as the form uses them.
 
     A grid has the settings of its first picture, and the number of its pictures: `num_images` if the form can draw them
-    in one run, else `grid_of`. A sheet has `axes` (an Axes). A picture of a prompt has `model_hash`.
+    in one run, else `grid_of`. A sheet has `axes` (an Axes). A picture of a prompt has `model_hash`, and
+    one with a start picture `init_image_hash`.
     Raises InputError for invalid values; `name` is the source of the record in the message.
     """
     request = Request.from_record(record, name)
     axes = {AXES: Axes.from_record(record[AXES], name)} if AXES in record else {}
-    digits = {"model_hash": record["model_hash"]} if "model_hash" in record else {}
+    digits = {name: record[name] for name in ("model_hash", "init_image_hash") if name in record}
     return request.as_record() | _one_picture(request, record, name, limits) | axes | digits
 
 
@@ -89,7 +97,7 @@ def _foreign(path: Path, limits: Limits) -> Foreign | None:
     if found is None:
         raise InputError(
             f"{path.name} holds no settings that fastdiff knows; drop the file that the tool wrote, because editors "
-            "and websites remove settings"
+            "and websites remove settings; to change the picture, drop it under Start picture"
         )
     return found
 

@@ -50,12 +50,12 @@ class Guard:
             return 411, "the request needs a Content-Length header"
         if int(length) > self.most_body:
             return 413, f"the request is too large; the limit is {self.most_body} bytes"
-        if scope["path"].endswith("/upload") and int(length) + _size(self.uploads) > self.most_uploads:
+        if scope["path"].endswith("/upload") and int(length) + size_of_uploads(self.uploads) > self.most_uploads:
             return 413, "the server's space for uploads is full; try again later"
         return None
 
 
-def _size(folder: Path) -> int:
+def size_of_uploads(folder: Path) -> int:
     """Return the bytes of all uploads below `folder`. Pictures of API clients in it have their own quota."""
     total = 0
     for path in folder.rglob("*"):

@@ -1,0 +1,63 @@
+"""A start picture, as an upload of the page and as a file of the command."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastdiff import cli
+from fastdiff.ui.drawing import Drawn, draw, prepare
+from fastdiff.ui.engine import Engine
+from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from tests.ui.history.unserved import upload
+
+LIMITS = Limits(pictures=4, steps=50, side=128)
+ASKED = {"model": "./text/sd1", "prompt": "a cat", "seed": 5, "steps": 5, "width": 64, "height": 48}
+
+
+def png_file(size: tuple[int, int] = (64, 48), seed: int = 0) -> bytes:
+    """Return a PNG of noise. size: (width, height)."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="png")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def apple(upload_folder) -> dict:
+    """An uploaded picture, as Gradio's FileData."""
+    return upload(png_file(), "apple.png")
+
+
+@pytest.fixture
+def picture(engine, tmp_path) -> Callable[..., Drawn]:
+    """Return a function that draws one picture on the page."""
+    count = iter(range(100))
+
+    def draw_one(own: Engine = engine, **asked) -> Drawn:
+        run = prepare(UncheckedRequest(**ASKED | asked), own, LIMITS)
+        (drawn,) = [each for _, some in draw(run, own, tmp_path / f"page{next(count)}") for each in some]
+        return drawn
+
+    return draw_one
+
+
+@pytest.fixture
+def command(models_dir, tmp_path, monkeypatch) -> Callable[..., Path]:
+    """Return a function that draws the same picture with the command, in a folder with apple.png."""
+
+    def sample(*flags: str) -> Path:
+        here = tmp_path / "here"
+        here.mkdir()
+        (here / "apple.png").write_bytes(png_file())
+        (here / "text").symlink_to(models_dir / "text")
+        monkeypatch.chdir(here)
+        monkeypatch.delenv("FASTDIFF_MODELS", raising=False)
+        own = ["--prompt", "a cat", "-s", "5", "--steps", "5", "--width", "64", "--height", "48", "--num-images", "1"]
+        assert cli.main(["sample", "-m", "./text/sd1", *own, "--device", "cpu", *flags, "-o", "command.png"]) == 0
+        return here / "command.png"
+
+    return sample
