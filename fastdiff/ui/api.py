@@ -122,6 +122,7 @@ def _describe(parameters: Mapping[str, Any], catalogue: Catalogue, limits: Limit
 def _parameters(catalogue: Catalogue) -> dict[str, tuple[str, Any]]:
     """Return for each parameter of /generate what it is, and the default that null stands for."""
     own = "the model's own"
+    size = f"{own} training size, or the size of the start picture"
     guidance = "How closely to follow the label or the prompt (1 turns guidance off)"
     etas = " and ".join(f"{eta:g} for {name}" for name, eta in ETAS.items())
     return {
@@ -133,8 +134,8 @@ def _parameters(catalogue: Catalogue) -> dict[str, tuple[str, Any]]:
         "scheduler": ("The sampler", own),
         "eta": ("Noise of each step", f"{own}, else {etas}"),
         "guidance_scale": (guidance, f"{own}, else {defaults.GUIDANCE_SCALE:g}"),
-        "width": ("In pixels", f"{own} training size"),
-        "height": ("In pixels", f"{own} training size"),
+        "width": ("In pixels", size),
+        "height": ("In pixels", size),
         "batch_size": ("Pictures computed together", catalogue.defaults.batch_size),
         "prompt": ("What to draw, if the model reads text", "none, but such a model needs one"),
         "negative_prompt": ("What to avoid, if the model reads text", "none"),

@@ -27,6 +27,7 @@ from fastdiff.runs.sheet import MAX_SHEET_PIXELS, ContactSheet
 from fastdiff.runs.writing import write_beside
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.history.search import Search
+from fastdiff.ui.inputs.start import size_from
 from fastdiff.ui.inputs.uploaded import without_folder
 from fastdiff.ui.option_files.offered import OptionFiles
 from fastdiff.ui.parts.catalogue import Catalogue
@@ -86,6 +87,7 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
     if unchecked.lora and unchecked.precision not in (None, defaults.PRECISION):
         raise InputError("lora: the page draws with LoRAs in full weights alone; set Weights to Full")
     start = None if unchecked.init_image is None else uploaded_path(unchecked.init_image, "init_image")
+    height, width = _sides(unchecked, start, card, limits)
     request = Request(
         model=card.name,
         lora=engine.catalogue.option_files.chosen_loras(unchecked.lora or (), card),
@@ -103,8 +105,8 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
         scheduler=unchecked.scheduler,
         eta=unchecked.eta,
         guidance_scale=unchecked.guidance_scale,
-        height=unchecked.height,
-        width=unchecked.width,
+        height=height,
+        width=width,
         init_image=None if start is None else str(start),
         **{name: getattr(unchecked, name) for name in _SAME},
     )
@@ -112,6 +114,18 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
         run = Run.prepare(request, card, engine.catalogue.defaults, batch_size=unchecked.batch_size)
     engine.budget.check(run)
     return run
+
+
+def _sides(
+    unchecked: UncheckedRequest, start: Path | None, card: ModelCard, limits: Limits
+) -> tuple[int | None, int | None]:
+    """Return the height and the width of a request, by default the start picture's within the limits."""
+    height, width = unchecked.height, unchecked.width
+    if start is None or None not in (height, width):
+        return height, width
+    with without_folder(start):
+        own = size_from(InputPicture.read(str(start), pixels=False).size, card, limits)
+    return own[0] if height is None else height, own[1] if width is None else width
 
 
 def with_model_here(record: Mapping[str, Any], source: str, catalogue: Catalogue) -> tuple[dict[str, Any], str | None]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from gradio_client import Client
+from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 from PIL import Image
 
@@ -24,6 +24,7 @@ from fastdiff.ui.page import build_page
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.serving.store import Store
 from tests.support.waiting import wait_for
+from tests.ui.inputs.conftest import png_file
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,22 @@ def test_prompts(client):
     record = png.read_settings(path)
     assert record | {"model": "./text/sd1", "prompt": "the cat", "num_inference_steps": 2} == record
     assert record | {key: options[key] for key in ("negative_prompt", "clip_skip", "seed")} == record
+
+
+def test_a_start_picture(client, tmp_path):
+    path = tmp_path / "apple.png"
+    path.write_bytes(png_file())
+    options = {"model": "./text/sd1", "prompt": "the cat", "steps": 5, "seed": 5, "prompt_syntax": "weighted"}
+    (drawn,) = client.predict(**options, init_image=handle_file(path), strength=0.4, api_name="/generate")
+    record = png.read_settings(drawn)
+    assert record | {"init_image": "apple.png", "strength": 0.4, "width": 64, "height": 48} == record
+    assert png.read_input(drawn, "init-image") == path.read_bytes()
+    path.write_bytes(b"no picture")
+    with pytest.raises(AppError, match=r"^init_image 'apple.png' is not a picture that PIL reads"):
+        client.predict(**options, init_image=handle_file(path), api_name="/generate")
+    for value in (drawn, "/etc/passwd", 7):
+        with pytest.raises(AppError, match=r"init_image: (this file was not uploaded|drop a PNG)"):
+            client.predict(**options, init_image=value, api_name="/generate")
 
 
 def test_weights_in_8_bits(client):
@@ -162,6 +179,13 @@ def test_descriptions_have_the_page_s_limits_and_defaults(server, engine, tmp_pa
             {"model": "./text/sd1", "prompt": "a" * 10001}, r"prompt: 'a+\.\.\. is not a string of up to", id="long"
         ),
         pytest.param({"width": 7}, "height 64, width 7", id="size"),
+        pytest.param(
+            {"model": "./text/sd1", "prompt": "a", "strength": 0.5},
+            "strength 0.5: .* give init_image",
+            id="strength alone",
+        ),
+        pytest.param({"guidance_stop": 2}, "guidance_stop: 2 is not a number from 0 to 1", id="interval"),
+        pytest.param({"prompt_syntax": "x"}, "prompt_syntax: 'x' is not one of plain, weighted", id="syntax"),
     ],
 )
 def test_refusals(client, options, message):
@@ -169,7 +193,7 @@ def test_refusals(client, options, message):
         client.predict(**options, api_name="/generate")
 
 
-DEFAULTS = ["emoji64", None, 0, 1, 1, *[None] * 10]
+DEFAULTS = ["emoji64", None, 0, 1, 1, *[None] * 17]
 HUGE = 10**400  # not exact as a float
 
 
@@ -189,9 +213,9 @@ def test_values_that_may_be_null_can_be_left_out_at_the_end(http, count):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        pytest.param([], "generate: 0 values are not enough; give 16, with null for each default: model", id="none"),
-        pytest.param(["emoji64"], "generate: 1 values are not enough; give 16", id="one"),
-        pytest.param([*DEFAULTS[:5], "ddim", HUGE, *[None] * 8], "eta: 1000000", id="eta"),
+        pytest.param([], "generate: 0 values are not enough; give 22, with null for each default: model", id="none"),
+        pytest.param(["emoji64"], "generate: 1 values are not enough; give 22", id="one"),
+        pytest.param([*DEFAULTS[:5], "ddim", HUGE, *DEFAULTS[7:]], "eta: 1000000", id="eta"),
         pytest.param([*DEFAULTS[:7], HUGE, *DEFAULTS[8:]], "guidance_scale: 1000000", id="guidance"),
         pytest.param([*DEFAULTS[:3], None, *DEFAULTS[4:]], "num_images is empty; give a whole number", id="no number"),
         pytest.param([*DEFAULTS[:5], "ddpm", 0.5, *DEFAULTS[7:]], "or give scheduler ddim", id="eta without ddim"),

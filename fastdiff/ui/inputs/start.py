@@ -48,7 +48,7 @@ class StartControls:
             strength = gr.Slider(
                 0.05,
                 1,
-                value=default_strength(card) if card.reads_text else STRENGTH,
+                value=default_strength(card, masked=False) if card.reads_text else STRENGTH,
                 step=0.05,
                 label="Strength",
                 info="How much of the start picture changes",
@@ -69,15 +69,15 @@ class StartControls:
     def fit(self, cards: tuple[ModelCard, ModelCard], data: Mapping[Component, Any]) -> Updates:
         """Fit the controls to `cards[1]`: its strength, unless the user changed the strength of `cards[0]`."""
         before, card = cards
-        is_own = not before.reads_text or data[self.strength] == default_strength(before)
-        strength: dict[str, Any] = {"value": default_strength(card)} if is_own and card.reads_text else {}
+        is_own = not before.reads_text or data[self.strength] == default_strength(before, masked=False)
+        strength: dict[str, Any] = {"value": default_strength(card, masked=False)} if is_own and card.reads_text else {}
         return {self.box: gr.update(visible=card.reads_text), self.strength: gr.update(**strength)}
 
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
         """Fit the controls to `card`, and fill in an uploaded picture and the strength of a `record`."""
         picture, strength = record.get("init_image"), record.get("strength")
         opened: dict[str, Any] = {} if picture is None else {"open": True}
-        own = default_strength(card) if card.reads_text else STRENGTH
+        own = default_strength(card, masked=False) if card.reads_text else STRENGTH
         return {
             self.box: gr.update(visible=card.reads_text, **opened),
             self.picture: picture["path"] if isinstance(picture, dict) else picture,

@@ -14,6 +14,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests.request import MAX_PROMPT, Prompt
 from fastdiff.schema import checked
 from fastdiff.text.weighted.chunks import split_chunks
+from fastdiff.text.weighted.emphasis import check_prompt
 from fastdiff.text.weighted.schedule import parse_schedule
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.controls import Controls, Properties
@@ -260,6 +261,7 @@ def count_tokens(
     lines: dict[str, None] = {}
     for tokenizer in (each for card in cards if card.reads_text for each in catalogue.tokenizers(card)):
         if is_weighted:
+            check_prompt(text, name)
             chunks = split_chunks(parse_schedule(text).at(0, 1), tokenizer)
             count = sum(chunk.ids[1:].index(tokenizer.end) for chunk in chunks)
             of = "1 chunk" if len(chunks) == 1 else f"{len(chunks)} chunks"

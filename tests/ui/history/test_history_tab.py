@@ -21,7 +21,8 @@ def page(tmp_path, upload_folder) -> UnservedPage:
 
 def captions(answer: str) -> list[str]:
     """Return the captions in the JSON of an answer."""
-    (pictures,) = [part["value"] for part in json.loads(answer) if isinstance(part, dict) and "value" in part]
+    values = [part["value"] for part in json.loads(answer) if isinstance(part, dict) and "value" in part]
+    (pictures,) = [value for value in values if isinstance(value, list)]
     return [picture["caption"] for picture in pictures]
 
 

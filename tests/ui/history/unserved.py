@@ -51,7 +51,8 @@ class UnservedPage:
     def choose(self, event: str, drawn: Drawn) -> None:
         """Choose the picture that an event reads."""
         for block in self._events[event].inputs:
-            self._state[block._id] = drawn
+            if isinstance(block, gr.State):
+                self._state[block._id] = drawn
 
     def press(self, event: str, values: dict[str, Any] | None = None, index: Any = None) -> str:
         """Call the event of a function, such as "HistoryTab.show". Returns the JSON that the browser would get.

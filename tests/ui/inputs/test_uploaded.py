@@ -42,6 +42,14 @@ def test_a_hostile_picture_ends_in_one_line_or_a_picture(engine, upload_folder, 
     assert "\n" not in str(refusal.value) and str(upload_folder) not in str(refusal.value)
 
 
+def test_a_large_picture_does_not_make_a_large_one(engine, upload_folder):
+    sizes = {name: None for name in ("width", "height")}
+    asked = UncheckedRequest(**ASKED | sizes, init_image=upload(saved((2000, 500)), "a.png"))
+    assert prepare(asked, engine, LIMITS).size == (32, 8)
+    asked = UncheckedRequest(**ASKED | {"width": None}, init_image=upload(saved((70, 20)), "a.png"))
+    assert prepare(asked, engine, LIMITS).size == (64, 48)
+
+
 def test_a_path_opens_uploads_alone(engine, upload_folder, tmp_path):
     """Not the drawn pictures of any user, which the server could read."""
     theirs = tmp_path / "outputs" / "2026-01-01" / "a.png"

@@ -186,3 +186,12 @@ def test_a_text_without_end_is_refused_and_not_counted(catalogue):
         count_tokens(catalogue, [catalogue.card("./text/sd1")], "x" * 10**6)
     with pytest.raises(InputError, match=r"^negative_prompt: "):
         count_tokens(catalogue, [catalogue.card("./text/sd1")], "x" * 10**6, "negative_prompt")
+
+
+def test_a_weighted_text_is_counted_in_chunks(catalogue):
+    cards = [catalogue.card("./text/sd1")]
+    assert "2 tokens in 1 chunk of 22" in count_tokens(catalogue, cards, "(the:1.2) [cat:of:0.5]", is_weighted=True)
+    long = count_tokens(catalogue, cards, "cat " * 30, is_weighted=True)
+    assert "30 tokens in 2 chunks of 22" in long and "cut off" not in long
+    with pytest.raises(InputError, match=r"^prompt: AND combines"):
+        count_tokens(catalogue, cards, "a cat AND a dog", is_weighted=True)
