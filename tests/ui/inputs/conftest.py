@@ -49,14 +49,14 @@ def picture(engine, tmp_path) -> Callable[..., Drawn]:
 def command(models_dir, tmp_path, monkeypatch) -> Callable[..., Path]:
     """Return a function that draws the same picture with the command, in a folder with apple.png."""
 
-    def sample(*flags: str) -> Path:
+    def sample(*flags: str, prompt: str = "a cat") -> Path:
         here = tmp_path / "here"
         here.mkdir()
         (here / "apple.png").write_bytes(png_file())
         (here / "text").symlink_to(models_dir / "text")
         monkeypatch.chdir(here)
         monkeypatch.delenv("FASTDIFF_MODELS", raising=False)
-        own = ["--prompt", "a cat", "-s", "5", "--steps", "5", "--width", "64", "--height", "48", "--num-images", "1"]
+        own = ["--prompt", prompt, "-s", "5", "--steps", "5", "--width", "64", "--height", "48", "--num-images", "1"]
         assert cli.main(["sample", "-m", "./text/sd1", *own, "--device", "cpu", *flags, "-o", "command.png"]) == 0
         return here / "command.png"
 

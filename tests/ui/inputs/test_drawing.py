@@ -38,7 +38,7 @@ def test_a_weighted_prompt_with_an_interval_is_the_commands_byte_for_byte(pictur
         "--guidance-stop",
         "0.8",
     ]
-    assert mine == command("--prompt", prompt, "--cfg-scale", "4", *flags).read_bytes()
+    assert mine == command("--cfg-scale", "4", *flags, prompt=prompt).read_bytes()
 
 
 def test_fields_at_their_defaults_change_no_bytes(picture):
