@@ -80,8 +80,10 @@ def before_of(path: Path, record: Mapping[str, Any], limits: Limits) -> Path | N
         return None
     with without_folder(start):
         image = as_rgb(InputPicture.read(str(start)).open())
+    with without_folder(path):
+        height, width = InputPicture.read(str(path), pixels=False).size
     buffer = io.BytesIO()
-    image.resize((record["width"], record["height"])).save(buffer, format="png", compress_level=1)
+    image.resize((width, height)).save(buffer, format="png", compress_level=1)
     return keep(buffer.getvalue(), "before.png", limits)
 
 

@@ -43,7 +43,9 @@ def test_a_page_is_not_selected_while_one_picture_is(page):
 ODD = (None, True, -1, 0.5, 1e-320, 10**18, "", "x", "a\0b", [], [None], [1, "x", {}], {}, {"a": 1})
 
 
-@pytest.mark.parametrize("key", [*RECORD, "negative_prompt", "clip_skip", "model_hash", "precision", "axes"])
+@pytest.mark.parametrize(
+    "key", [*RECORD, "negative_prompt", "clip_skip", "model_hash", "precision", "axes", "init_image", "strength"]
+)
 def test_a_picture_with_an_odd_setting_is_shown_or_left_out(page, tmp_path, key):
     for place, value in enumerate(ODD):
         info = PngInfo()
