@@ -143,7 +143,9 @@ class Output:
 
     def _inputs(self, cell: Cell) -> dict[str, bytes]:
         """Return the files that the PNG of a picture holds, by setting."""
-        return {} if cell.start is None or not self.embeds else {"init-image": cell.start.picture.data()}
+        return (
+            {} if cell.start is None or not self.embeds else {each.setting: each.data() for each in cell.start.pictures}
+        )
 
     def _write_new(self, first: Path, path: Path, write: Callable[[Path], None], record: Mapping[str, Any]) -> Path:
         """Call `write` with `path`, or with the next of the names from `first` on that is free. Return it."""

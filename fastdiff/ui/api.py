@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests import defaults
-from fastdiff.requests.defaults import STRENGTH, STRENGTH_OF_SDXL
+from fastdiff.requests.defaults import STRENGTH, STRENGTH_OF_SDXL, UPSCALE_MODE, UPSCALE_STRENGTH
 from fastdiff.requests.syntax import EMPHASIS, SYNTAX
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.sampler_names import ETAS
@@ -55,6 +55,11 @@ def add_api(page: gr.Blocks, engine: Engine, limits: Limits, store: Store) -> No
         emphasis: str | None = None,
         guidance_start: float | None = None,
         guidance_stop: float | None = None,
+        mask: dict[str, Any] | None = None,
+        mask_blur: float | None = None,
+        upscale: float | None = None,
+        upscale_strength: float | None = None,
+        upscale_mode: str | None = None,
         request: gr.Request | None = None,
     ) -> list[dict[str, Any]]:
         """Draw PNG files with their settings embedded. Picture i uses seed + i; the model supplies missing settings.
@@ -88,6 +93,11 @@ def add_api(page: gr.Blocks, engine: Engine, limits: Limits, store: Store) -> No
             emphasis,
             guidance_start,
             guidance_stop,
+            mask,
+            mask_blur,
+            upscale,
+            upscale_strength,
+            upscale_mode,
         )
         files, progress = [], gr.Progress()
         try:
@@ -148,6 +158,11 @@ def _parameters(catalogue: Catalogue) -> dict[str, tuple[str, Any]]:
         "emphasis": ("How weights count in a weighted prompt", EMPHASIS),
         "guidance_start": ("The part of the run at which guidance starts", "0"),
         "guidance_stop": ("The part of the run at which guidance stops", "1"),
+        "mask": ("A picture that is white where the start picture changes, given as init_image", "none"),
+        "mask_blur": ("The radius of a blur of the mask, in pixels", "0"),
+        "upscale": ("By how much to enlarge the picture", "1"),
+        "upscale_strength": ("How much of the enlarged picture changes", f"{UPSCALE_STRENGTH}"),
+        "upscale_mode": ("What is enlarged", UPSCALE_MODE),
     }
 
 

@@ -15,7 +15,7 @@ from gradio.components import Component
 from PIL import Image
 
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.requests.request import INPUT_SETTINGS
+from fastdiff.requests.request import INPUT_SETTINGS, UPSCALE_SETTINGS
 from fastdiff.ui.drawing import Drawn, Session, draw, prepare, with_files_here
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.gallery import required
@@ -29,7 +29,7 @@ from fastdiff.ui.queueing.queue import Job
 
 KIND = "Compare"  # of jobs
 # settings whose fields only Draw has
-UNSHOWN = (*INPUT_SETTINGS, "guidance_start", "guidance_stop", "prompt_syntax", "emphasis")
+UNSHOWN = (*INPUT_SETTINGS, *UPSCALE_SETTINGS, "guidance_start", "guidance_stop", "prompt_syntax", "emphasis")
 
 
 @dataclass(frozen=True)

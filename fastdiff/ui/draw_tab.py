@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -12,27 +11,24 @@ from gradio.components import Component
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.requests.foreign import MODEL, Foreign
-from fastdiff.requests.input_picture import InputPicture
-from fastdiff.requests.request import AXES, FILE_SETTINGS, UPSCALE_SETTINGS
+from fastdiff.requests.request import AXES, FILE_SETTINGS
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.model_files import find_of_tool
 from fastdiff.runs.notices import find_notices
 from fastdiff.ui.drawing import Drawn, Session, draw, files_of, prepare, with_files_here
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.gallery import GRID, Panel, SaveRun, Stage, captioned, required
-from fastdiff.ui.inputs.start import size_from
-from fastdiff.ui.inputs.uploaded import keep_drawn, keep_start, without_folder
-from fastdiff.ui.parts.controls import SizeControls
+from fastdiff.ui.inputs.starting import Starting, larger, with_inputs
+from fastdiff.ui.parts.axes import Axes
 from fastdiff.ui.parts.examples import build_examples, example_of, fit_examples
 from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, number_of_pictures, problem
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
-from fastdiff.ui.parts.running import QUICK, RunControls, Updates, status_of, subject_of, title_of, words_of_place
+from fastdiff.ui.parts.running import QUICK, SOON, RunControls, Updates, status_of, subject_of, title_of, words_of_place
 from fastdiff.ui.parts.subject import LabelPickers
 from fastdiff.ui.parts.upload import (
     build_upload,
     form_settings,
-    numerics_notice,
     read_foreign,
     read_record,
     uploaded_path,
@@ -43,12 +39,8 @@ from fastdiff.ui.serving.store import Shelf
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 
 KIND = "Draw"  # of jobs
-STARTS = "Starts from {}. Set the strength, and press Generate."
 # settings that the form cannot show: it has no field for most, and an empty negative prompt means none
-UNSHOWN = (
-    *("revision", "variant", *FILE_SETTINGS, "use_clipped_model_output", "negative_prompt"),
-    *("mask", "mask_blur", "mask_crop", *UPSCALE_SETTINGS),
-)
+UNSHOWN = ("revision", "variant", *FILE_SETTINGS, "use_clipped_model_output", "negative_prompt", "mask_crop")
 
 
 @dataclass(frozen=True)
@@ -91,13 +83,13 @@ class DrawTab:
         return tab
 
     def _connect(self) -> None:
-        inputs = {*self.form.components, self.session}
+        inputs = {*self.form.components, *self.form.start.masking, self.session}
         self.controls.connect(self.form.typed, self.add, inputs, self.timer)
         self.form.seeds.connect([self.session, self.panel.chosen], _seed_shown)
         # a hub model may take a while to download
         visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}
         # a quick second pick still sends choices of the model before
-        fields: set[Block] = {*self.form.components}
+        fields: set[Block] = {*self.form.components, self.form.start.masks}
         self.form.model.input(self.follow_model, fields, self.shown, preprocess=False, **visibly)
         self.form.follow()
         self.form.boxes.offer_recent(self.session)
@@ -111,33 +103,44 @@ class DrawTab:
         self.upload.upload(self.restore, {self.upload, *self.form.components}, restored, preprocess=False, **QUICK)
         self.panel.follow(self.stage, self.session, lambda session: session.drawn)
         self.panel.use.click(self.use, self.panel.chosen, self.shown, **QUICK)
-        start = self.form.start
-        # Gradio would decode the picture
-        start.picture.upload(self.begin, fields, self.shown, preprocess=False, **QUICK)
-        start.picture.clear(self.resize, self.form.model, self.form.sides[0].size.components, **QUICK)
+        self.starting.connect()
+
+    @property
+    def starting(self) -> Starting:
+        """The events of the start picture."""
+        return Starting(self.engine.catalogue, self.form, self.examples, self.status)
 
     @property
     def shown(self) -> list[Block]:
         """The components that change with the model or the settings."""
-        return [*self.form.components, self.form.axes.box, self.form.start.box, self.examples, self.status]
+        start = self.form.start
+        return [*self.form.components, self.form.axes.box, start.box, *start.masking, self.examples, self.status]
 
     def add(self, data: Mapping[Component, Any], request: gr.Request) -> Updates:
         """Add the form's request to the queue. Raises InputError like `prepare`, and if too many runs wait."""
-        session: Session = data[self.session]
-        shelf = session.shelf(request)
-        shelf.new_folder()  # raises if the quota is used up
-        title, view, steps = self._start(data, shelf)
-        limits = self.form.limits
-        job = Job(session.owner(request), KIND, title, view.follow(steps), [view])
-        self.engine.queue.add(job, limits.waiting, limits.waiting_of_one)
+        self._add(self.form.request(data), self.form.axes.chosen(data), data[self.session], request)
         return {}
 
+    def upscale(self, session: Session, chosen: Drawn | None, request: gr.Request) -> Updates:
+        """Add a picture of the user to the queue again, larger."""
+        try:
+            self._add(larger(required(chosen), self.engine.catalogue, self.form.limits), Axes(), session, request)
+        except PROBLEMS as error:
+            return {self.status: problem(error)}
+        return {self.timer: gr.Timer(SOON)}
+
+    def _add(self, asked: UncheckedRequest, axes: Axes, session: Session, request: gr.Request) -> None:
+        """Add a request to the queue. Raises as `add`."""
+        shelf, limits = session.shelf(request), self.form.limits
+        shelf.new_folder()  # raises if the quota is used up
+        title, view, steps = self._start(asked, axes, shelf)
+        job = Job(session.owner(request), KIND, title, view.follow(steps), [view])
+        self.engine.queue.add(job, limits.waiting, limits.waiting_of_one)
+
     def _start(
-        self, data: Mapping[Component, Any], shelf: Shelf
+        self, asked: UncheckedRequest, axes: Axes, shelf: Shelf
     ) -> tuple[str, View, Iterator[tuple[Progress, list[Drawn]]]]:
         """Return the title, the view and the steps of the requested run. Raises InputError like `prepare`."""
-        asked = self.form.request(data)
-        axes = self.form.axes.chosen(data)
         sheet = prepare_sheet(asked, axes, self.engine, self.form.limits) if axes else None
         runs = sheet.runs if sheet else [self.prepare(asked)]
         notices = dict.fromkeys(line for run in runs if run.request.prompt for line in find_notices(run))
@@ -210,7 +213,7 @@ class DrawTab:
         try:
             chosen = required(chosen)
             record = form_settings(chosen.record, chosen.path.name, self.form.limits)
-            record, notices = self._with_start(record, chosen.path)
+            record, notices = with_inputs(record, chosen.path, self.form.limits)
         except PROBLEMS as error:
             return {self.status: problem(error)}
         is_single = AXES not in record and not isinstance(chosen.record["seed"], list)
@@ -223,7 +226,7 @@ class DrawTab:
             try:
                 foreign = read_foreign(path, self.form.limits)
                 if not foreign:
-                    record, notices = self._with_start(read_record(path, self.form.limits), path)
+                    record, notices = with_inputs(read_record(path, self.form.limits), path, self.form.limits)
             finally:
                 path.unlink(missing_ok=True)
         except PROBLEMS as error:
@@ -231,57 +234,6 @@ class DrawTab:
         if foreign:
             return self._fill_foreign(foreign, path.name, data) | {self.upload: None}
         return self._fill(record, path.name, notices) | {self.upload: None}
-
-    def _with_start(self, record: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
-        """Return the settings `record` of the PNG `path` with a copy of its start picture, and lines about the PNG."""
-        kept, missing = keep_start(path, record, self.form.limits)
-        start = {"init_image": str(kept)} if kept else dict.fromkeys(("init_image", "strength"))
-        return {**record, **start}, [*filter(None, (numerics_notice(path), missing))]
-
-    def begin(self, data: Mapping[Component, Any]) -> Updates:
-        """Take the size of the start picture that was dropped."""
-        try:
-            path = uploaded_path(data[self.form.start.picture], "init_image")
-            size = self._size_from(path, self.engine.catalogue.card(data[self.form.model]))
-        except PROBLEMS as error:
-            return {self.status: problem(error), self.form.start.picture: None}
-        return size | {self.status: note(STARTS.format(path.name))}
-
-    def start_from(self, chosen: gr.State) -> Callable[[Mapping[Component, Any]], Updates]:
-        """Return a function that puts the picture in the state `chosen` into the form, as its start picture."""
-
-        def start(data: Mapping[Component, Any]) -> Updates:
-            try:
-                path = keep_drawn(required(data[chosen]).path, self.form.limits)
-                before = self.engine.catalogue.card(data[self.form.model])
-                card = _reader_near(before, self.engine.catalogue.cards())
-                fitted = self.form.show_request(card, UncheckedRequest(card.name)) if card != before else {}
-                size = self._size_from(path, card)
-            except PROBLEMS as error:
-                return {self.status: problem(error)}
-            fitted |= {self.examples: fit_examples(card)} if card != before else {}
-            because = f" Chose {card.name}, because {before.name} reads no prompts." if card != before else ""
-            told = note(STARTS.format(path.name) + because)
-            return fitted | size | self.form.start.begin(str(path)) | {self.status: told}
-
-        return start
-
-    def _size_from(self, path: Path, card: ModelCard) -> Updates:
-        """Return the updates that fit the size to a start picture. Raises InputError if it is no picture."""
-        with without_folder(path):
-            size = InputPicture.read(str(path)).size
-        height, width = size_from(size, card, self.form.limits)
-        return self._resized(card, {"width": width, "height": height})
-
-    def resize(self, name: str) -> list[Any]:
-        """Return the model's own size for the fields, after the start picture was removed."""
-        try:
-            return [*self._resized(self.engine.catalogue.card(name), {}).values()]
-        except PROBLEMS:  # the model no longer exists
-            return [gr.skip()] * len(self.form.sides[0].size.components)
-
-    def _resized(self, card: ModelCard, size: Mapping[str, int]) -> Updates:
-        return self.form.sides[0].size.updates(SizeControls.properties(card, self.form.limits, size))
 
     def _fill_foreign(self, foreign: Foreign, name: str, data: Mapping[Component, Any]) -> Updates:
         """Fill the form with each value of another tool that the model accepts. The status line names the others.
@@ -346,14 +298,6 @@ def _told(job: Job) -> str:
     of_sheet = view.run is None
     drew = f"Drew {number_of_pictures(len(view.drawn) - of_sheet)}{' and their sheet' if of_sheet else ''}"
     return note("; ".join([f"{drew} in {view.seconds:.1f} s", *view.notices]))
-
-
-def _reader_near(card: ModelCard, cards: Sequence[ModelCard]) -> ModelCard:
-    """Return `card`, or a model that reads text if it does not. Raises InputError if there is none."""
-    readers = [card, *cards] if card.reads_text else [each for each in cards if each.reads_text]
-    if not readers:
-        raise InputError("Start picture: no model here reads prompts; only such a model changes pictures")
-    return readers[0]
 
 
 def _reader(card: ModelCard, foreign: Foreign, cards: Sequence[ModelCard]) -> ModelCard:

@@ -38,7 +38,11 @@ from fastdiff.ui.serving.store import Shelf, Store
 
 MOST_PIXELS = MAX_SHEET_PIXELS // 4  # of all pictures of a grid; margins and an incomplete last row add to them
 GONE = "a picture was deleted; select the pictures again"
-_SAME = ("strength", "prompt_syntax", "emphasis", "guidance_start", "guidance_stop")  # as in Request
+# fields that are as in Request
+_SAME = (
+    *("strength", "prompt_syntax", "emphasis", "guidance_start", "guidance_stop"),
+    *("mask_blur", "upscale", "upscale_strength", "upscale_mode"),
+)
 INTERVAL = 0.1  # seconds between two reported steps: a GPU can compute a thousand steps a second
 
 
@@ -86,7 +90,10 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
         raise InputError(f"prompt: {card.name} needs a prompt; it may be empty")
     if unchecked.lora and unchecked.precision not in (None, defaults.PRECISION):
         raise InputError("lora: the page draws with LoRAs in full weights alone; set Weights to Full")
-    start = None if unchecked.init_image is None else uploaded_path(unchecked.init_image, "init_image")
+    start, mask = (
+        None if payload is None else uploaded_path(payload, name)
+        for name, payload in (("init_image", unchecked.init_image), ("mask", unchecked.mask))
+    )
     height, width = _sides(unchecked, start, card, limits)
     request = Request(
         model=card.name,
@@ -108,10 +115,16 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
         height=height,
         width=width,
         init_image=None if start is None else str(start),
+        mask=None if mask is None else str(mask),
         **{name: getattr(unchecked, name) for name in _SAME},
     )
-    with without_folder(start):
+    with without_folder(start, mask):
         run = Run.prepare(request, card, engine.catalogue.defaults, batch_size=unchecked.batch_size)
+    if run.size and request.upscale and max(run.size) > limits.enlarged:
+        sides = "{} x {}".format(*run.size)
+        raise InputError(
+            f"upscale: the picture would be {sides}, and a side may have {limits.enlarged} pixels; lower it"
+        )
     engine.budget.check(run)
     return run
 
@@ -167,8 +180,8 @@ def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tu
     paths = [folder / f"{start}{path}" for path in files.picture_paths(pattern, run.cells, names)]
     output = Output(paths, embeds=True)
     steps = _with_names(engine.budget.watch(drawing.draw(run, pipe)), engine.catalogue.option_files)
-    told, picture = -INTERVAL, start_of(run)
-    with without_folder(None if picture is None else Path(picture.name)):
+    told = -INTERVAL
+    with without_folder(*(Path(each.name) for each in inputs_of(run))):
         for progress, drawn in write_beside(
             steps, lambda finished: Drawn(output.write(finished), finished.record), wait=pipe.device.type == "cpu"
         ):
@@ -185,14 +198,13 @@ def _with_names(steps: Iterator[Progress], files: OptionFiles) -> Iterator[Progr
 
 
 def _named(record: Mapping[str, Any]) -> dict[str, Any]:
-    own = {"init_image": Path(record["init_image"]).name} if "init_image" in record else {}
-    return {**record, **own}
+    return {**record, **{name: Path(record[name]).name for name in ("init_image", "mask") if name in record}}
 
 
-def start_of(run: Run) -> InputPicture | None:
-    """Return the picture that a run starts from."""
+def inputs_of(run: Run) -> list[InputPicture]:
+    """Return the picture that a run starts from and its mask, as far as it has them."""
     start = run.cells[0].start
-    return None if start is None else start.picture
+    return [] if start is None else start.pictures
 
 
 def write_grid(run: Run, pictures: Sequence[Drawn]) -> Path:
@@ -212,10 +224,12 @@ def write_grid(run: Run, pictures: Sequence[Drawn]) -> Path:
 
 
 def _started_inside(cell: Cell, drawn: Drawn) -> Cell:
-    """Return the cell of a picture with the start picture inside its PNG. The upload may be gone."""
+    """Return the cell of a picture with the start picture and the mask inside its PNG. The uploads may be gone."""
     if cell.start is None:
         return cell
-    return replace(cell, start=replace(cell.start, picture=replace(cell.start.picture, inside=str(drawn.path))))
+    start, inside = cell.start, str(drawn.path)
+    mask = start.mask and replace(start.mask, picture=replace(start.mask.picture, inside=inside))
+    return replace(cell, start=replace(start, picture=replace(start.picture, inside=inside), mask=mask))
 
 
 def write_zip(folder: Path, root: Path, paths: Sequence[Path], most: int) -> Path:

@@ -40,6 +40,11 @@ _SHOWN = {
     "height": "Height",
     "init_image": "Start picture",
     "strength": "Strength",
+    "mask": "Mask",
+    "mask_blur": "Mask blur",
+    "upscale": "Upscale",
+    "upscale_strength": "Upscale strength",
+    "upscale_mode": "Upscale mode",
     "guidance_start": "Guidance from",
     "guidance_stop": "Guidance until",
     "prompt_syntax": "Prompt syntax",
@@ -156,6 +161,8 @@ class Panel:
     settings: gr.HTML
     use: gr.Button
     start: gr.Button
+    paint: gr.Button
+    upscale: gr.Button
     send: gr.Button
     download: gr.DownloadButton
     chosen: gr.State  # Drawn
@@ -175,11 +182,13 @@ class Panel:
             with gr.Row() as buttons:
                 use = gr.Button("Use these settings", size="sm", min_width=140)
                 start = gr.Button("Start from this", size="sm", min_width=140)
+                paint = gr.Button("Paint a mask", size="sm", min_width=140)
+                upscale = gr.Button("Upscale 1.5x", size="sm", min_width=140)
                 send = gr.Button("Send to Compare", size="sm", min_width=140)
                 copy = gr.Button("Copy settings", size="sm", min_width=140)
                 download = gr.DownloadButton("Download this picture", size="sm", min_width=140)
         copy.click(None, js=_COPY, **QUICK)
-        return cls(box, buttons, change, settings, use, start, send, download, gr.State(None))
+        return cls(box, buttons, change, settings, use, start, paint, upscale, send, download, gr.State(None))
 
     @property
     def components(self) -> list[Block]:

@@ -41,13 +41,14 @@ def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
             panel.send.click(compare.send, panel.chosen, compare.shown, **QUICK).then(
                 lambda: gr.update(selected="compare"), None, tabs, **QUICK
             )
-            panel.start.click(
-                draw.start_from(panel.chosen),
-                {panel.chosen, *draw.form.components},
-                draw.shown,
-                preprocess=False,
-                **QUICK,
-            ).then(lambda: gr.update(selected="draw"), None, tabs, **QUICK).then(None, js=SHOW, **QUICK)
+            for button, masked in ((panel.start, False), (panel.paint, True)):
+                begin, inputs = draw.starting.start_from(panel.chosen, masked=masked), {panel.chosen, draw.form.model}
+                button.click(begin, inputs, draw.shown, preprocess=False, **QUICK).then(
+                    lambda: gr.update(selected="draw"), None, tabs, **QUICK
+                ).then(None, js=SHOW, **QUICK)
+            panel.upscale.click(draw.upscale, [session, panel.chosen], [draw.status, timer], **QUICK).then(
+                lambda: gr.update(selected="draw"), None, tabs, **QUICK
+            )
         for result in compare.results:
             result.use.click(draw.use, result.drawn, draw.shown, **QUICK).then(
                 lambda: gr.update(selected="draw"), None, tabs, **QUICK

@@ -16,7 +16,7 @@ from fastdiff.requests.request import AXES, PICTURE
 from fastdiff.runs import files
 from fastdiff.runs.drawing import Finished, Progress, Run
 from fastdiff.sampler_names import ETAS
-from fastdiff.ui.drawing import Drawn, draw, prepare, start_of
+from fastdiff.ui.drawing import Drawn, draw, inputs_of, prepare
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.parts.axes import Axes, caption
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
@@ -132,8 +132,8 @@ def draw_sheet(sheet: Sheet, engine: Engine, folder: Path) -> Iterator[tuple[Pro
     axes, pictures = sheet.axes, [finished[place].image for place in sorted(finished)]
     columns, rows = (axis.captions if axis else [""] for axis in (axes.x, axes.y))
     image = draw_captions(pictures, columns, rows)
-    record, start = _record(sheet, finished[sheet.base].record, image), start_of(whole)
-    inputs = {} if start is None else {start.setting: start.data()}
+    record = _record(sheet, finished[sheet.base].record, image)
+    inputs = {each.setting: each.data() for each in inputs_of(whole)}
     files.write(folder / "sheet.png", png.encode(image, record, inputs), overwrite=False)
     yield at, [Drawn(folder / "sheet.png", record)]
 

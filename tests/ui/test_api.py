@@ -193,7 +193,7 @@ def test_refusals(client, options, message):
         client.predict(**options, api_name="/generate")
 
 
-DEFAULTS = ["emoji64", None, 0, 1, 1, *[None] * 17]
+DEFAULTS = ["emoji64", None, 0, 1, 1, *[None] * 22]
 HUGE = 10**400  # not exact as a float
 
 
@@ -213,8 +213,8 @@ def test_values_that_may_be_null_can_be_left_out_at_the_end(http, count):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        pytest.param([], "generate: 0 values are not enough; give 22, with null for each default: model", id="none"),
-        pytest.param(["emoji64"], "generate: 1 values are not enough; give 22", id="one"),
+        pytest.param([], "generate: 0 values are not enough; give 27, with null for each default: model", id="none"),
+        pytest.param(["emoji64"], "generate: 1 values are not enough; give 27", id="one"),
         pytest.param([*DEFAULTS[:5], "ddim", HUGE, *DEFAULTS[7:]], "eta: 1000000", id="eta"),
         pytest.param([*DEFAULTS[:7], HUGE, *DEFAULTS[8:]], "guidance_scale: 1000000", id="guidance"),
         pytest.param([*DEFAULTS[:3], None, *DEFAULTS[4:]], "num_images is empty; give a whole number", id="no number"),

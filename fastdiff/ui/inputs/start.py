@@ -1,19 +1,23 @@
-"""The form's start picture: the picture that a run changes, and how much it changes."""
+"""The form's start picture: the picture that a run changes, how much it changes, and where."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.blocks import Block
 from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests.completion import default_strength
 from fastdiff.requests.defaults import STRENGTH
+from fastdiff.ui.inputs.mask import build_editor, editor_value, painted
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.parts.running import Updates
 
+MAX_BLUR = 64  # pixels, of the slider; a restored picture can have more
 # a script that shows the section, which is laid out bit by bit when it opens
 SHOW = """() => {
     const section = document.querySelector("#start");
@@ -30,6 +34,9 @@ class StartControls:
     box: gr.Accordion
     picture: gr.Image
     strength: gr.Slider
+    masks: gr.Checkbox  # whether there is a mask
+    editor: gr.ImageEditor  # with the mask; its value travels only with a run
+    mask_blur: gr.Slider
 
     @classmethod
     def build(cls, card: ModelCard) -> "StartControls":
@@ -48,45 +55,113 @@ class StartControls:
             strength = gr.Slider(
                 0.05,
                 1,
-                value=default_strength(card, masked=False) if card.reads_text else STRENGTH,
+                value=_strength(card, masked=False),
                 step=0.05,
                 label="Strength",
                 info="How much of the start picture changes",
                 min_width=140,
             )
-        return cls(box, picture, strength)
+            masks = gr.Checkbox(
+                label="Paint a mask", info="Only what you paint white changes", visible=False, min_width=140
+            )
+            editor = build_editor()
+            blur = gr.Slider(
+                0,
+                MAX_BLUR,
+                value=0,
+                step=1,
+                label="Mask blur",
+                info="Radius in pixels; moves the edge",
+                min_width=140,
+                visible=False,
+            )
+        return cls(box, picture, strength, masks, editor, blur)
 
     @property
     def components(self) -> list[Component]:
-        return [self.picture, self.strength]
+        """The fields whose values the browser stores."""
+        return [self.picture, self.strength, self.mask_blur]
 
-    def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
-        """Return the UncheckedRequest fields of these controls, or none without a picture."""
+    @property
+    def masking(self) -> list[Component]:
+        """The fields of the mask, which the browser does not store."""
+        return [self.masks, self.editor]
+
+    @property
+    def shown(self) -> list[Block]:
+        """The components that `fit`, `show` and `begin` change."""
+        return [self.box, *self.components, *self.masking]
+
+    def chosen(self, data: Mapping[Component, Any], card: ModelCard, limits: Limits) -> dict[str, Any]:
+        """Return the UncheckedRequest fields of these controls, or none without a picture.
+
+        Raises InputError as `painted`, if `data` has the editor.
+        """
         if data[self.picture] is None or not card.reads_text:
             return {}
-        return {"init_image": data[self.picture], "strength": data[self.strength]}
+        own = {"init_image": data[self.picture], "strength": data[self.strength]}
+        if data.get(self.masks) is not True or self.editor not in data:
+            return own
+        return own | {"mask": str(painted(data[self.editor], limits)), "mask_blur": data[self.mask_blur]}
 
     def fit(self, cards: tuple[ModelCard, ModelCard], data: Mapping[Component, Any]) -> Updates:
         """Fit the controls to `cards[1]`: its strength, unless the user changed the strength of `cards[0]`."""
         before, card = cards
-        is_own = not before.reads_text or data[self.strength] == default_strength(before, masked=False)
-        strength: dict[str, Any] = {"value": default_strength(card, masked=False)} if is_own and card.reads_text else {}
-        return {self.box: gr.update(visible=card.reads_text), self.strength: gr.update(**strength)}
-
-    def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
-        """Fit the controls to `card`, and fill in an uploaded picture and the strength of a `record`."""
-        picture, strength = record.get("init_image"), record.get("strength")
-        opened: dict[str, Any] = {} if picture is None else {"open": True}
-        own = default_strength(card, masked=False) if card.reads_text else STRENGTH
+        masked = data.get(self.masks) is True
+        strength = data[self.strength]
+        is_own = not before.reads_text or strength == _strength(before, masked=masked)
         return {
-            self.box: gr.update(visible=card.reads_text, **opened),
-            self.picture: picture["path"] if isinstance(picture, dict) else picture,
-            self.strength: own if strength is None else strength,
+            self.box: gr.update(visible=card.reads_text),
+            self.strength: _strength(card, masked=masked) if is_own and card.reads_text else strength,
         }
 
-    def begin(self, path: str) -> Updates:
-        """Put a picture into the open section."""
-        return {self.box: gr.update(open=True), self.picture: path}
+    def show(self, card: ModelCard, record: Mapping[str, Any], limits: Limits) -> Updates:
+        """Fit the controls to `card`, and fill in uploaded files and the other settings of a `record`.
+
+        Raises InputError as `editor_value`.
+        """
+        picture, strength, mask = (record.get(name) for name in ("init_image", "strength", "mask"))
+        path = picture["path"] if isinstance(picture, dict) else picture
+        opened: dict[str, Any] = {} if path is None else {"open": True}
+        masked = path is not None and mask is not None
+        return {
+            self.box: gr.update(visible=card.reads_text, **opened),
+            self.picture: path,
+            self.strength: _strength(card, masked=masked) if strength is None else strength,
+            **self.paint(path if masked else None, mask, limits, record.get("mask_blur") or 0),
+            self.masks: gr.update(value=masked, visible=path is not None),
+        }
+
+    def begin(self, card: ModelCard, path: Path, limits: Limits, *, masked: bool = False) -> Updates:
+        """Put a picture into the open section. Raises InputError as `editor_value`."""
+        return {
+            self.box: gr.update(open=True),
+            self.picture: str(path),
+            self.strength: _strength(card, masked=masked),
+            **self.paint(str(path) if masked else None, None, limits),
+            self.masks: gr.update(value=masked, visible=True),
+        }
+
+    def paint(self, start: str | None, mask: str | None, limits: Limits, blur: float = 0) -> Updates:
+        """Show the editor with a start picture and a mask, or hide it. Raises InputError as `editor_value`."""
+        if start is None:
+            return {
+                self.editor: gr.update(value=None, visible=False),
+                self.mask_blur: gr.update(value=0, visible=False),
+            }
+        value = editor_value(Path(start), None if mask is None else Path(mask), limits)
+        return {
+            self.editor: gr.update(value=value, visible=True),
+            self.mask_blur: gr.update(value=blur, maximum=max(MAX_BLUR, blur), visible=True),
+        }
+
+    def mask_strength(self, card: ModelCard, strength: Any, *, masked: bool) -> float:
+        """Return the strength after the mask was turned on or off: the default, unless the user changed it."""
+        return _strength(card, masked=masked) if strength == _strength(card, masked=not masked) else strength
+
+
+def _strength(card: ModelCard, *, masked: bool) -> float:
+    return default_strength(card, masked=masked) if card.reads_text else STRENGTH
 
 
 def size_from(size: tuple[int, int], card: ModelCard, limits: Limits) -> tuple[int, int]:

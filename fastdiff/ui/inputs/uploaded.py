@@ -25,7 +25,11 @@ from fastdiff.runs import files
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.serving.security import size_of_uploads
 
-START = "init-image"  # the name of the start picture inside a PNG
+# settings that are pictures: their names inside a PNG, their words, and the settings that need them
+_INPUTS = {
+    "init_image": ("init-image", "start picture", ("strength", "mask", "mask_blur")),
+    "mask": ("mask", "mask", ("mask_blur",)),
+}
 
 
 def keep(data: bytes, name: str, limits: Limits) -> Path:
@@ -55,29 +59,36 @@ def keep_drawn(path: Path, limits: Limits) -> Path:
         return keep(png.without_inputs(path), path.name, limits)
 
 
-def keep_start(path: Path, record: Mapping[str, Any], limits: Limits) -> tuple[Path | None, str | None]:
-    """Return a copy of the picture inside the PNG `path` that its `record` starts from, or a line that it is missing.
+def keep_inputs(path: Path, record: Mapping[str, Any], limits: Limits) -> tuple[dict[str, Any], list[str]]:
+    """Return copies of the pictures inside the PNG `path` that its `record` names, by setting, and lines about others.
 
-    Both are None for a record without a start picture. Raises InputError as `keep_drawn`.
+    A setting is None if its picture is missing, and so are the settings that need it. Raises as `keep_drawn`.
     """
-    name = record.get("init_image")
-    if name is None:
-        return None, None
-    with without_folder(path):
-        data = png.read_input(path, START)
-    if data is None or hashlib.sha256(data).hexdigest() != record.get("init_image_hash"):
-        return None, f"not restored: the start picture {last_part(name)}, which is not inside {path.name}"
-    return keep(data, last_part(name), limits), None
+    kept: dict[str, Any] = {}
+    lines = []
+    for name, (setting, what, dependents) in _INPUTS.items():
+        if record.get(name) is None or name in kept:
+            continue
+        with without_folder(path):
+            data = png.read_input(path, setting)
+        own = last_part(record[name])
+        if data is not None and hashlib.sha256(data).hexdigest() == record.get(f"{name}_hash"):
+            kept[name] = str(keep(data, own, limits))
+        else:
+            kept |= dict.fromkeys((name, *dependents))
+            lines.append(f"not restored: the {what} {own}, which is not inside {path.name}")
+    return kept, lines
 
 
 def before_of(path: Path, record: Mapping[str, Any], limits: Limits) -> Path | None:
     """Return a copy of the picture that the PNG `path` starts from, as large as the PNG; None if it has none.
 
-    Raises InputError as `keep_start`, and for data that is no picture.
+    Raises InputError as `keep_inputs`, and for data that is no picture.
     """
-    start, _ = keep_start(path, record, limits)
-    if start is None:
+    name = keep_inputs(path, record, limits)[0].get("init_image")
+    if name is None:
         return None
+    start = Path(name)
     with without_folder(start):
         image = as_rgb(InputPicture.read(str(start)).open())
     with without_folder(path):
@@ -88,12 +99,12 @@ def before_of(path: Path, record: Mapping[str, Any], limits: Limits) -> Path | N
 
 
 @contextlib.contextmanager
-def without_folder(path: Path | None) -> Iterator[None]:
-    """Let the block's InputErrors name a file of the server without its folder."""
+def without_folder(*paths: Path | None) -> Iterator[None]:
+    """Let the block's InputErrors name files of the server without their folders."""
     try:
         yield
     except InputError as error:
-        if path is None:
-            raise
-        text = str(error).replace(shown(str(path)), shown(path.name)).replace(str(path), path.name)
+        text = str(error)
+        for path in filter(None, paths):
+            text = text.replace(shown(str(path)), shown(path.name)).replace(str(path), path.name)
         raise InputError(text) from None

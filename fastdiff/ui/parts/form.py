@@ -12,6 +12,7 @@ from fastdiff.errors import InputError
 from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.request import AXES
 from fastdiff.ui.inputs.start import StartControls
+from fastdiff.ui.inputs.upscale import UpscaleControls
 from fastdiff.ui.option_files.picker import LoraControls
 from fastdiff.ui.parts.axes import Axes
 from fastdiff.ui.parts.axis_fields import AxisFields
@@ -178,6 +179,7 @@ class DrawForm(Form):
     axes: AxisFields
     start: StartControls
     prompting: PromptingControls
+    enlarging: UpscaleControls
 
     @classmethod
     def build(cls, catalogue: Catalogue, card: ModelCard, limits: Limits) -> "DrawForm":
@@ -196,6 +198,7 @@ class DrawForm(Form):
             prompting = PromptingControls.build(card)
             with gr.Row(elem_classes="size"):
                 size = SizeControls.build(card, limits)
+            enlarging = UpscaleControls.build(card)
             batch_size = gr.Slider(
                 1,
                 limits.batch_size,
@@ -206,7 +209,9 @@ class DrawForm(Form):
             )
         axes = AxisFields.build(card)
         side = ModelControls(catalogue, limits, model, gr.State(card.name), sampling, size, loras)
-        return cls(catalogue, limits, labels, boxes, seeds, [side], num_images, batch_size, axes, start, prompting)
+        return cls(
+            catalogue, limits, labels, boxes, seeds, [side], num_images, batch_size, axes, start, prompting, enlarging
+        )
 
     @property
     def model(self) -> gr.Dropdown:
@@ -220,14 +225,16 @@ class DrawForm(Form):
     def components(self) -> list[Component]:
         """The fields, in the order in which the browser stores their values."""
         (side,) = self.sides
-        groups = (self.labels, self.boxes, side.loras, side.sampling, side.size, self.axes, self.start, self.prompting)
+        groups = (self.labels, self.boxes, side.loras, side.sampling, side.size, self.axes)
+        groups = (*groups, self.start, self.prompting, self.enlarging)
         single = [side.model, side.fitted, self.num_images, self.seed, self.batch_size]
         return single + [component for group in groups for component in group.components]
 
     def request(self, data: Mapping[Component, Any], side: int = 0) -> UncheckedRequest:
         card = self.catalogue.card(data[self.model])
         counts = {"num_images": data[self.num_images], "batch_size": data[self.batch_size]}
-        own = self.start.chosen(data, card) | self.prompting.chosen(data, card)
+        own = self.start.chosen(data, card, self.limits) | self.prompting.chosen(data, card)
+        own |= self.enlarging.chosen(data, card)
         return replace(super().request(data, side), **counts, **own)
 
     def fit(self, data: Mapping[Component, Any], side: int = 0) -> Updates | None:
@@ -236,6 +243,7 @@ class DrawForm(Form):
             return None
         before, card = (self.catalogue.card(data[each]) for each in (self.sides[side].fitted, self.model))
         updates |= self.start.fit((before, card), data) | self.prompting.fit(card, data)
+        updates |= self.enlarging.fit(card, data)
         return updates | self.axes.fit(card, data, keep_label=are_alike(before, card))
 
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
@@ -243,8 +251,9 @@ class DrawForm(Form):
             **super().show(card, record),
             self.num_images: record.get("num_images", 1),
             **self.axes.show(card, record.get(AXES, Axes())),
-            **self.start.show(card, record),
+            **self.start.show(card, record, self.limits),
             **self.prompting.updates(PromptingControls.properties(card, record)),
+            **self.enlarging.updates(UpscaleControls.properties(card, record)),
         }
 
     def known_files(self, request: UncheckedRequest) -> UncheckedRequest:
@@ -255,7 +264,7 @@ class DrawForm(Form):
         try:
             uploaded_path(request.init_image)
         except InputError:
-            return replace(request, init_image=None, strength=None)
+            return replace(request, init_image=None, strength=None, mask_blur=None)
         return request
 
     def show_request(self, card: ModelCard, request: UncheckedRequest) -> Updates:

@@ -30,6 +30,12 @@ _FIELDS = {  # API names, and their fields on the page
     "emphasis": "Emphasis",
     "guidance_start": "Guidance from",
     "guidance_stop": "Guidance until",
+    "mask": "Mask",
+    "mask_blur": "Mask blur",
+    "mask_crop": "Mask crop",
+    "upscale": "Upscale",
+    "upscale_strength": "Upscale strength",
+    "upscale_mode": "Upscale mode",
 }
 _OTHER_WORDS = {  # words of the command line and of Python, and their replacements on the page and in the API
     "try --dtype float32, or check": "check",
@@ -41,6 +47,9 @@ _OTHER_WORDS = {  # words of the command line and of Python, and their replaceme
     "prompt-syntax": "prompt_syntax",
     "guidance-start": "guidance_start",
     "guidance-stop": "guidance_stop",
+    "mask-blur": "mask_blur",
+    "upscale-strength": "upscale_strength",
+    "upscale-mode": "upscale_mode",
     "load it with load_lora_weights": "choose it in the list of LoRAs",
     "`fastdiff models MODEL` lists": "the API's /models lists",
     ": None is not ": " is empty; give ",

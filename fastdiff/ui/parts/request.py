@@ -50,6 +50,11 @@ class UncheckedRequest:
     emphasis: Any = None
     guidance_start: Any = None
     guidance_stop: Any = None
+    mask: Any = None  # an upload, as `init_image`
+    mask_blur: Any = None
+    upscale: Any = None
+    upscale_strength: Any = None
+    upscale_mode: Any = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "UncheckedRequest":
@@ -68,6 +73,7 @@ class Limits:
     pictures: int = 32  # of one request
     steps: int = 1000
     side: int = 1024  # width and height, pixels
+    enlarged: int = 2048  # width and height of enlarged pictures
     batch_size: int = 32
     waiting: int = 32  # runs in the queue
     waiting_of_one: int = 16  # runs of one user in the queue
@@ -107,4 +113,5 @@ class Limits:
             "negative_prompt": Prompt | None,
             "lora": Loras | None,
             "init_image": Picture | None,
+            "mask": Picture | None,
         }

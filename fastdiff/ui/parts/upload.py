@@ -71,13 +71,14 @@ def form_settings(record: Mapping[str, Any], name: str, limits: Limits) -> dict[
 
     A grid has the settings of its first picture, and the number of its pictures: `num_images` if the form can draw them
     in one run, else `grid_of`. A sheet has `axes` (an Axes). A picture of a prompt has `model_hash`, and
-    one with a start picture `init_image_hash`.
+    one with a start picture or a mask has their hashes and `mask`.
     Raises InputError for invalid values; `name` is the source of the record in the message.
     """
     request = Request.from_record(record, name)
     axes = {AXES: Axes.from_record(record[AXES], name)} if AXES in record else {}
-    digits = {name: record[name] for name in ("model_hash", "init_image_hash") if name in record}
-    return request.as_record() | _one_picture(request, record, name, limits) | axes | digits
+    digits = {name: record[name] for name in ("model_hash", "init_image_hash", "mask_hash") if name in record}
+    masks = {name: getattr(request, name) for name in ("mask", "mask_blur", "mask_crop")} if request.mask else {}
+    return request.as_record() | masks | _one_picture(request, record, name, limits) | axes | digits
 
 
 def read_foreign(path: Path, limits: Limits) -> Foreign | None:

@@ -17,7 +17,7 @@ from gradio_client.utils import is_file_obj_with_meta  # type: ignore[import-unt
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-PICTURES = ("init_image",)  # parameters of the API that are files
+PICTURES = ("init_image", "mask")  # parameters of the API that are files
 _CALLS = re.compile(r"/(call|run|api|queue)/")
 _RESULT = re.compile(r"/call/(?:v2/)?[^/]+/([^/]+)/?")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -36,7 +36,9 @@ class CheckedBlocks(gr.Blocks):
             raise gr.Error(f"{block_fn.api_name}: {len(inputs)} values are not enough; {wanted}", print_exception=False)
         for block, name, value in zip(block_fn.inputs, names, inputs, strict=False):
             files = _files(value)
-            if files and not (isinstance(block, gr.File | gr.Image) or (isinstance(block, Api) and name in PICTURES)):
+            if files and not (
+                isinstance(block, gr.File | gr.Image | gr.ImageEditor) or (isinstance(block, Api) and name in PICTURES)
+            ):
                 raise gr.Error(f"{name}: a file is not allowed here", print_exception=False)
             if any("://" in str(file["path"]) for file in files):
                 raise gr.Error(f"{name}: give a file, not a link", print_exception=False)

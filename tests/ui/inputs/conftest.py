@@ -1,8 +1,9 @@
 """A start picture, as an upload of the page and as a file of the command."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -49,10 +50,11 @@ def picture(engine, tmp_path) -> Callable[..., Drawn]:
 def command(models_dir, tmp_path, monkeypatch) -> Callable[..., Path]:
     """Return a function that draws the same picture with the command, in a folder with apple.png."""
 
-    def sample(*flags: str, prompt: str = "a cat") -> Path:
+    def sample(*flags: str, prompt: str = "a cat", files: Mapping[str, bytes] = MappingProxyType({})) -> Path:
         here = tmp_path / "here"
         here.mkdir()
-        (here / "apple.png").write_bytes(png_file())
+        for name, data in {"apple.png": png_file(), **files}.items():
+            (here / name).write_bytes(data)
         (here / "text").symlink_to(models_dir / "text")
         monkeypatch.chdir(here)
         monkeypatch.delenv("FASTDIFF_MODELS", raising=False)

@@ -7,17 +7,17 @@ import pytest
 
 from fastdiff.errors import InputError
 from fastdiff.requests import png
-from fastdiff.ui.draw_tab import _reader_near
 from fastdiff.ui.drawing import Drawn
 from fastdiff.ui.gallery import _change
 from fastdiff.ui.inputs.start import StartControls, size_from
+from fastdiff.ui.inputs.starting import _reader_near
 from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from tests.ui.history.unserved import UnservedPage, upload
 from tests.ui.inputs.conftest import LIMITS, png_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TAB = "DrawTab."
+START, TAB = "Starting.", "DrawTab."
 
 
 @pytest.fixture
@@ -49,16 +49,16 @@ def test_the_fields_count_only_with_a_picture(form, catalogue):
     assert form.request(data).init_image is form.request(data).strength is None
     asked = form.request(data | {form.start.picture: {"path": "a.png"}, form.start.strength: 0.6})
     assert (asked.init_image, asked.strength) == ({"path": "a.png"}, 0.6)
-    assert not form.start.chosen(data | {form.start.picture: "a.png"}, catalogue.card("emoji64"))
+    assert not form.start.chosen(data | {form.start.picture: "a.png"}, catalogue.card("emoji64"), LIMITS)
 
 
 def test_another_model_brings_its_own_strength_unless_it_was_changed(form, catalogue):
     sd1, sdxl, labels = map(catalogue.card, ("./text/sd1", "./text/sdxl", "emoji64"))
     start: StartControls = form.start
-    assert start.fit((sd1, sdxl), {start.strength: 0.8})[start.strength]["value"] == 0.3
-    assert "value" not in start.fit((sd1, sdxl), {start.strength: 0.5})[start.strength]
+    assert start.fit((sd1, sdxl), {start.strength: 0.8})[start.strength] == 0.3
+    assert start.fit((sd1, sdxl), {start.strength: 0.5})[start.strength] == 0.5
     assert start.fit((sd1, labels), {start.strength: 0.8})[start.box]["visible"] is False
-    assert start.fit((labels, sdxl), {start.strength: 0.8})[start.strength]["value"] == 0.3
+    assert start.fit((labels, sdxl), {start.strength: 0.8})[start.strength] == 0.3
 
 
 def test_emphasis_is_asked_for_with_weights_alone(form, catalogue):
@@ -88,21 +88,21 @@ def page(tmp_path, models_dir, upload_folder) -> UnservedPage:
 
 
 def test_a_dropped_picture_sets_the_size(page):
-    said = page.press(f"{TAB}begin", {"Start picture": upload(png_file((48, 40)), "a.png"), "Model": "./text/sd1"})
+    said = page.press(f"{START}begin", {"Start picture": upload(png_file((48, 40)), "a.png"), "Model": "./text/sd1"})
     assert "Starts from a.png." in said and '"value":48' in said and '"value":40' in said
-    said = page.press(f"{TAB}begin", {"Start picture": upload(b"no picture", "b.png"), "Model": "./text/sd1"})
+    said = page.press(f"{START}begin", {"Start picture": upload(b"no picture", "b.png"), "Model": "./text/sd1"})
     assert "Init_image" not in said and "b.png" in said and "is not a picture" in said
     assert str(page.session.store.root) not in said
 
 
 def test_a_drawn_picture_becomes_the_start_picture(page, picture, apple):
     drawn = picture(init_image=apple, strength=0.4)
-    said = page.press(f"{TAB}start_from.<locals>.start")
+    said = page.press(f"{START}start_from.<locals>.start")
     assert "no picture selected" in said
-    page.choose(f"{TAB}start_from.<locals>.start", drawn)
-    said = page.press(f"{TAB}start_from.<locals>.start", {"Model": "./text/sd1"})
+    page.choose(f"{START}start_from.<locals>.start", drawn)
+    said = page.press(f"{START}start_from.<locals>.start", {"Model": "./text/sd1"})
     assert f"Starts from {drawn.path.name}." in said and "Chose" not in said
-    said = page.press(f"{TAB}start_from.<locals>.start", {"Model": "emoji64"})
+    said = page.press(f"{START}start_from.<locals>.start", {"Model": "emoji64"})
     assert "Chose emoji-sd, because emoji64 reads no prompts." in said
 
 

@@ -1,6 +1,7 @@
 """Uploads as start pictures: a path opens nothing else, PNGs hold one start each, hostile files end in one line."""
 
 import io
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -8,7 +9,7 @@ from PIL import Image
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.ui.drawing import prepare
-from fastdiff.ui.inputs.uploaded import before_of, keep, keep_drawn, keep_start
+from fastdiff.ui.inputs.uploaded import before_of, keep, keep_drawn, keep_inputs
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from tests.ui.history.unserved import upload
 from tests.ui.inputs.conftest import ASKED, LIMITS, png_file
@@ -91,12 +92,14 @@ def test_a_drawn_picture_as_a_start_leaves_its_own_start_behind(picture, apple):
 
 def test_a_start_that_is_not_inside_the_png_is_named(picture, apple, upload_folder):
     drawn = picture(init_image=apple, strength=0.4)
-    kept, line = keep_start(drawn.path, drawn.record, LIMITS)
-    assert (kept.name, kept.read_bytes(), line) == ("apple.png", png_file(), None)
+    kept, lines = keep_inputs(drawn.path, drawn.record, LIMITS)
+    assert not lines and Path(kept["init_image"]).name == "apple.png"
+    assert Path(kept["init_image"]).read_bytes() == png_file()
     other = drawn.record | {"init_image": "/home/me/apple.png", "init_image_hash": "0" * 64}
-    kept, line = keep_start(drawn.path, other, LIMITS)
-    assert (kept, line) == (None, f"not restored: the start picture apple.png, which is not inside {drawn.path.name}")
-    assert keep_start(drawn.path, {}, LIMITS) == (None, None)
+    kept, lines = keep_inputs(drawn.path, other, LIMITS)
+    assert kept["init_image"] is kept["strength"] is None
+    assert lines == [f"not restored: the start picture apple.png, which is not inside {drawn.path.name}"]
+    assert keep_inputs(drawn.path, {}, LIMITS) == ({}, [])
 
 
 def test_before_is_as_large_as_the_result(picture, upload_folder):

@@ -1,0 +1,160 @@
+"""The events that put a picture into the form of Draw, and the requests that enlarge a picture."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.errors import InputError
+from fastdiff.requests.defaults import UPSCALE_STRENGTH
+from fastdiff.requests.input_picture import InputPicture
+from fastdiff.requests.request import AXES
+from fastdiff.ui.drawing import Drawn, with_files_here
+from fastdiff.ui.gallery import required
+from fastdiff.ui.inputs.start import size_from
+from fastdiff.ui.inputs.uploaded import keep_drawn, keep_inputs, without_folder
+from fastdiff.ui.parts.catalogue import Catalogue
+from fastdiff.ui.parts.controls import SizeControls
+from fastdiff.ui.parts.examples import fit_examples
+from fastdiff.ui.parts.form import DrawForm
+from fastdiff.ui.parts.messages import PROBLEMS, note, problem
+from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.parts.running import QUICK, Updates
+from fastdiff.ui.parts.upload import form_settings, numerics_notice, uploaded_path
+
+STARTS = "Starts from {}. Set the strength, and press Generate."
+PAINTS = "Starts from {}. Paint what should change, and press Generate."
+UPSCALE = 1.5  # of the button
+
+
+@dataclass(frozen=True)
+class Starting:
+    """The form of Draw, and what changes with its start picture."""
+
+    catalogue: Catalogue
+    form: DrawForm
+    examples: gr.HTML
+    status: gr.HTML
+
+    def connect(self) -> None:
+        """Connect the events of the form's own fields."""
+        start, model = self.form.start, self.form.model
+        size = self.form.sides[0].size.components
+        # Gradio would decode the picture
+        whole: dict[str, Any] = {"preprocess": False, **QUICK}
+        start.picture.upload(self.begin, {start.picture, model}, [*size, *start.shown, self.status], **whole)
+        start.picture.clear(self.end, {model}, [*size, *start.shown], **whole)
+        masking = [start.strength, *start.masking, start.mask_blur, self.status]
+        start.masks.input(self.paint, {start.picture, start.strength, start.masks, model}, masking, **whole)
+
+    def begin(self, data: Mapping[Component, Any]) -> Updates:
+        """Take the size of the start picture that was dropped."""
+        try:
+            path = uploaded_path(data[self.form.start.picture], "init_image")
+            card = self.catalogue.card(data[self.form.model])
+            updates = self._size_from(path, card) | self.form.start.begin(card, path, self.form.limits)
+        except PROBLEMS as error:
+            return {self.status: problem(error), self.form.start.picture: None}
+        del updates[self.form.start.picture]  # it is there
+        return updates | {self.status: note(STARTS.format(path.name))}
+
+    def end(self, data: Mapping[Component, Any]) -> Updates:
+        """Return to the model's own size, after the start picture was removed."""
+        try:
+            card = self.catalogue.card(data[self.form.model])
+        except PROBLEMS:  # the model no longer exists
+            return {self.form.start.masks: gr.skip()}
+        updates = self._resized(card, {}) | self.form.start.show(card, {}, self.form.limits)
+        del updates[self.form.start.picture]
+        return updates
+
+    def paint(self, data: Mapping[Component, Any]) -> Updates:
+        """Show or hide the mask's editor."""
+        start, masked = self.form.start, data[self.form.start.masks] is True
+        try:
+            path = str(uploaded_path(data[start.picture], "init_image")) if masked else None
+            card = self.catalogue.card(data[self.form.model])
+            updates = start.paint(path, None, self.form.limits)
+        except PROBLEMS as error:
+            return {self.status: problem(error), start.masks: False}
+        strength = start.mask_strength(card, data[start.strength], masked=masked)
+        told = {self.status: note(PAINTS.format(Path(path).name))} if path else {}
+        return updates | {start.strength: strength, **told}
+
+    def start_from(self, chosen: gr.State, *, masked: bool) -> Callable[[Mapping[Component, Any]], Updates]:
+        """Return a function that makes the picture in the state `chosen` the start picture; `masked`: to paint on."""
+
+        def start(data: Mapping[Component, Any]) -> Updates:
+            try:
+                path = keep_drawn(required(data[chosen]).path, self.form.limits)
+                before = self.catalogue.card(data[self.form.model])
+                card = _reader_near(before, self.catalogue.cards())
+                fitted = self.form.show_request(card, UncheckedRequest(card.name)) if card != before else {}
+                fitted |= self._size_from(path, card)
+                fitted |= self.form.start.begin(card, path, self.form.limits, masked=masked)
+            except PROBLEMS as error:
+                return {self.status: problem(error)}
+            fitted |= {self.examples: fit_examples(card)} if card != before else {}
+            because = f" Chose {card.name}, because {before.name} reads no prompts." if card != before else ""
+            told = (PAINTS if masked else STARTS).format(path.name)
+            return fitted | {self.status: note(told + because)}
+
+        return start
+
+    def _size_from(self, path: Path, card: ModelCard) -> Updates:
+        """Return the updates that fit the size to a start picture. Raises InputError if it is no picture."""
+        with without_folder(path):
+            size = InputPicture.read(str(path)).size
+        height, width = size_from(size, card, self.form.limits)
+        return self._resized(card, {"width": width, "height": height})
+
+    def _resized(self, card: ModelCard, size: Mapping[str, int]) -> Updates:
+        return self.form.sides[0].size.updates(SizeControls.properties(card, self.form.limits, size))
+
+
+def _reader_near(card: ModelCard, cards: Sequence[ModelCard]) -> ModelCard:
+    """Return `card`, or a model that reads text if it does not. Raises InputError if there is none."""
+    readers = [card, *cards] if card.reads_text else [each for each in cards if each.reads_text]
+    if not readers:
+        raise InputError("Start picture: no model here reads prompts; only such a model changes pictures")
+    return readers[0]
+
+
+def with_inputs(record: Mapping[str, Any], path: Path, limits: Limits) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings `record` of the PNG `path` with copies of the pictures inside it, and lines about the PNG.
+
+    Settings of pictures that are missing become None. Raises InputError as `keep_inputs`.
+    """
+    kept, missing = keep_inputs(path, record, limits)
+    return {**record, **kept}, [*filter(None, [numerics_notice(path)]), *missing]
+
+
+def larger(chosen: Drawn, catalogue: Catalogue, limits: Limits) -> UncheckedRequest:
+    """Return the request for a picture UPSCALE times as large: the same request with `upscale`.
+
+    A picture with a mask, or one that was enlarged before, becomes the start picture of the larger one. The PNG of
+    either can be repeated. Raises InputError for a grid or a sheet, and for a picture that cannot be drawn again here.
+    """
+    if AXES in chosen.record or isinstance(chosen.record.get("seed"), list):
+        raise InputError("upscale: this is a sheet of pictures; choose one of them")
+    record = form_settings(chosen.record, chosen.path.name, limits)
+    record, _ = with_files_here(record, chosen.path.name, catalogue)
+    if not catalogue.card(record["model"]).reads_text:
+        raise InputError(f"upscale: {record['model']} reads no prompts; start from this picture with another model")
+    if chosen.record.get("mask") is None and chosen.record.get("upscale") is None:
+        record, missing = with_inputs(record, chosen.path, limits)
+        if record.get("init_image") is None and chosen.record.get("init_image") is not None:
+            raise InputError(f"upscale: {missing[-1]}")
+        return replace(UncheckedRequest.from_record(record), num_images=1, upscale=UPSCALE)
+    asked = UncheckedRequest.from_record({**record, **dict.fromkeys(("mask", "mask_blur", "init_image", "strength"))})
+    multiple = catalogue.card(record["model"]).size_factor
+    with without_folder(chosen.path):
+        sides = InputPicture.read(str(chosen.path), pixels=False).size
+    height, width = (round(UPSCALE * side / multiple) * multiple for side in sides)
+    start = {"init_image": str(keep_drawn(chosen.path, limits)), "strength": UPSCALE_STRENGTH}
+    plain: dict[str, Any] = {"upscale": None, "upscale_strength": None, "upscale_mode": None, "num_images": 1}
+    return replace(asked, height=height, width=width, **start, **plain)

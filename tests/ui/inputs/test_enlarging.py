@@ -1,0 +1,66 @@
+"""Enlarged pictures: the fields, the button, and a limit."""
+
+from pathlib import Path
+
+import pytest
+
+from fastdiff.errors import InputError
+from fastdiff.requests import png
+from fastdiff.ui.drawing import Drawn, prepare
+from fastdiff.ui.inputs.starting import larger
+from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from tests.ui.history.unserved import UnservedPage, upload
+from tests.ui.inputs.conftest import ASKED, LIMITS
+from tests.ui.inputs.test_mask import mask_file
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_an_enlarged_picture_is_the_commands_byte_for_byte(picture, command):
+    mine = picture(upscale=1.5, upscale_strength=0.6)
+    theirs = command("--upscale", "1.5", "--upscale-strength", "0.6")
+    assert mine.path.read_bytes() == theirs.read_bytes()
+    assert (mine.record["width"], mine.record["height"]) == (96, 72)
+
+
+def test_the_button_draws_the_same_request_larger(engine, picture, apple):
+    drawn = picture(init_image=apple, strength=0.6)
+    asked = larger(drawn, engine.catalogue, LIMITS)
+    assert (asked.upscale, asked.width, asked.height, asked.num_images) == (1.5, 64, 48, 1)
+    assert (asked.seed, asked.steps, asked.prompt, asked.strength) == (5, 5, "a cat", 0.6)
+    assert Path(asked.init_image).name == "apple.png"
+    assert prepare(asked, engine, LIMITS).size == (96, 72)
+
+
+@pytest.mark.parametrize("own", [{"upscale": 1.5}, {"mask": True}])
+def test_a_picture_that_cannot_be_enlarged_so_becomes_a_start_picture(engine, picture, apple, own):
+    own = {"mask": upload(mask_file(), "mouth.png"), "init_image": apple} if "mask" in own else own
+    drawn = picture(**own)
+    asked = larger(drawn, engine.catalogue, LIMITS)
+    assert asked.upscale is asked.mask is None and asked.strength == 0.5
+    assert png.read_settings(asked.init_image)["seed"] == drawn.record["seed"]
+    width, height = drawn.record["width"] * 3 // 2, drawn.record["height"] * 3 // 2
+    assert (asked.width, asked.height) == (width, height)
+
+
+def test_what_cannot_be_enlarged(engine, picture, apple):
+    drawn = picture(init_image=apple, strength=0.6)
+    lone = drawn.path.with_name("lone.png")
+    lone.write_bytes(png.without_inputs(drawn.path))
+    for each, message in (
+        (Drawn(drawn.path, drawn.record | {"seed": [1, 2]}), "sheet of pictures; choose one"),
+        (Drawn(lone, drawn.record), r"upscale: not restored: the start picture apple\.png"),
+    ):
+        with pytest.raises(InputError, match=message):
+            larger(each, engine.catalogue, LIMITS)
+
+
+def test_a_picture_beyond_the_limit_is_refused(engine):
+    asked = UncheckedRequest(**ASKED, upscale=3)
+    with pytest.raises(InputError, match="upscale: the picture would be 192 x 144, and a side may have 150 pixels"):
+        prepare(asked, engine, Limits(enlarged=150))
+
+
+def test_the_button_adds_a_run(tmp_path, models_dir, upload_folder, picture):
+    page = UnservedPage(tmp_path / "outputs", models_dir)
+    assert "no picture selected" in page.press("DrawTab.upscale")
