@@ -18,8 +18,8 @@ from fastdiff.runs.notices import find_notices
 from fastdiff.ui.drawing import Drawn, Session, draw, files_of, prepare, with_files_here
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.gallery import GRID, Panel, SaveRun, Stage, captioned, required
-from fastdiff.ui.inputs.starting import Starting, larger, with_inputs
-from fastdiff.ui.parts.axes import Axes
+from fastdiff.ui.inputs.axes import Axes
+from fastdiff.ui.inputs.uploaded import uploaded_path
 from fastdiff.ui.parts.examples import build_examples, example_of, fit_examples
 from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, number_of_pictures, problem
@@ -31,12 +31,12 @@ from fastdiff.ui.parts.upload import (
     form_settings,
     read_foreign,
     read_record,
-    uploaded_path,
 )
 from fastdiff.ui.progress import View
 from fastdiff.ui.queueing.queue import Job, State
 from fastdiff.ui.serving.store import Shelf
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
+from fastdiff.ui.starting import Starting, larger, with_inputs
 
 KIND = "Draw"  # of jobs
 # settings that the form cannot show: it has no field for most, and an empty negative prompt means none

@@ -27,12 +27,11 @@ from fastdiff.runs.sheet import MAX_SHEET_PIXELS, ContactSheet
 from fastdiff.runs.writing import write_beside
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.history.search import Search
-from fastdiff.ui.inputs.start import size_from
-from fastdiff.ui.inputs.uploaded import without_folder
+from fastdiff.ui.inputs.size import size_from
+from fastdiff.ui.inputs.uploaded import uploaded_path, without_folder
 from fastdiff.ui.option_files.offered import OptionFiles
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
-from fastdiff.ui.parts.upload import uploaded_path
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.serving.store import Shelf, Store
 
@@ -137,7 +136,7 @@ def _sides(
     if start is None or None not in (height, width):
         return height, width
     with without_folder(start):
-        own = size_from(InputPicture.read(str(start), pixels=False).size, card, limits)
+        own = size_from(InputPicture.read(str(start), pixels=False).size, card, limits.side)
     return own[0] if height is None else height, own[1] if width is None else width
 
 

@@ -1,6 +1,7 @@
 """Finished pictures: the stage that shows them, the panel of the selected one, and the buttons that save all."""
 
 import html
+import io
 import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +13,13 @@ import gradio as gr
 from gradio.blocks import Block
 
 from fastdiff.errors import InputError
+from fastdiff.pipelines.pil_images import as_rgb
 from fastdiff.requests import png
+from fastdiff.requests.input_picture import InputPicture
 from fastdiff.requests.request import AXES
 from fastdiff.ui.drawing import Drawn, Session, write_grid, write_zip
-from fastdiff.ui.inputs.uploaded import before_of
-from fastdiff.ui.parts.axes import Axes
+from fastdiff.ui.inputs.axes import Axes
+from fastdiff.ui.inputs.uploaded import keep, keep_inputs, without_folder
 from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, number_of_pictures, problem
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.parts.running import QUICK, Updates
@@ -234,10 +237,28 @@ class Panel:
         return {self.box: gr.update(visible=False), self.chosen: None}
 
 
+def _before(path: Path, record: Mapping[str, Any], most: int) -> Path | None:
+    """Return a copy of the picture that the PNG `path` starts from, as large as the PNG; None if it has none.
+
+    Raises InputError as `keep_inputs`, and for data that is no picture.
+    """
+    name = keep_inputs(path, record, most)[0].get("init_image")
+    if name is None:
+        return None
+    start = Path(name)
+    with without_folder(start):
+        image = as_rgb(InputPicture.read(str(start)).open())
+    with without_folder(path):
+        height, width = InputPicture.read(str(path), pixels=False).size
+    buffer = io.BytesIO()
+    image.resize((width, height)).save(buffer, format="png", compress_level=1)
+    return keep(buffer.getvalue(), "before.png", most)
+
+
 def _change(drawn: Drawn) -> dict[str, Any]:
     """Return the update of the slider from the start picture to a drawn one. It is hidden without a start picture."""
     try:
-        before = None if _is_of_many(drawn.record) else before_of(drawn.path, drawn.record, Limits())
+        before = None if _is_of_many(drawn.record) else _before(drawn.path, drawn.record, Limits().uploads)
     except PROBLEMS:  # it is damaged, or the space for uploads is full
         before = None
     pair = None if before is None else (str(before), str(drawn.path))

@@ -18,7 +18,7 @@ from fastdiff.ui.drawing import Drawn, Session, write_loose_grid, write_zip
 from fastdiff.ui.gallery import CLOSE, DOWNLOAD, GRID, ONE, Panel, Stage, captioned, clicked, required
 from fastdiff.ui.history.index import Found
 from fastdiff.ui.history.search import MAX_QUERY, Search
-from fastdiff.ui.parts.axes import Axes
+from fastdiff.ui.inputs.axes import Axes
 from fastdiff.ui.parts.messages import PROBLEMS, note, number_of_pictures, problem
 from fastdiff.ui.parts.running import QUICK, Updates
 from fastdiff.ui.serving.store import Shelf, new_folder

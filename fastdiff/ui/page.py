@@ -13,7 +13,7 @@ from fastdiff.ui.draw_tab import DrawTab
 from fastdiff.ui.drawing import Session
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.history_tab import HistoryTab
-from fastdiff.ui.inputs.start import SHOW
+from fastdiff.ui.parts.draw_fields import SHOW
 from fastdiff.ui.parts.examples import fit_examples
 from fastdiff.ui.parts.messages import PROBLEMS
 from fastdiff.ui.parts.request import Limits

@@ -18,7 +18,7 @@ from fastdiff.runs.drawing import Finished, Progress, Run
 from fastdiff.sampler_names import ETAS
 from fastdiff.ui.drawing import Drawn, draw, inputs_of, prepare
 from fastdiff.ui.engine import Engine
-from fastdiff.ui.parts.axes import Axes, caption
+from fastdiff.ui.inputs.axes import Axes, caption
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 
 _FONT = Path(gradio.__file__).parent / "templates/frontend/static/fonts/SourceSansPro/SourceSansPro-Regular.woff2"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from fastdiff.errors import InputError
-from fastdiff.ui.budget import Budget
+from fastdiff.ui.engine import Budget
 
 
 def run_of(pictures: int, steps: int, side: int = 64, precision: str = "full"):

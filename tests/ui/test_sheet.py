@@ -12,7 +12,7 @@ from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.ui import drawing, sheet
 from fastdiff.ui.drawing import draw, prepare
-from fastdiff.ui.parts.axes import Axes, Axis
+from fastdiff.ui.inputs.axes import Axes, Axis
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.parts.upload import read_record
 from fastdiff.ui.sheet import draw_captions, draw_sheet, prepare_sheet

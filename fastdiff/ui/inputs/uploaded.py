@@ -5,7 +5,6 @@ A path that a browser sends opens uploads alone. Its folder is a hash of the fil
 
 import contextlib
 import hashlib
-import io
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,13 +17,10 @@ from gradio_client.utils import strip_invalid_filename_characters  # type: ignor
 from fastdiff.arguments import shown
 from fastdiff.checkpoints.single_files.listing import last_part
 from fastdiff.errors import InputError
-from fastdiff.pipelines.pil_images import as_rgb
+from fastdiff.execution import temporaries
 from fastdiff.requests import png
-from fastdiff.requests.input_picture import InputPicture
-from fastdiff.runs import files
-from fastdiff.ui.parts.request import Limits
-from fastdiff.ui.serving.security import size_of_uploads
 
+PICTURES = "pictures"  # folder beside the uploads, for API clients without a login
 # settings that are pictures: their names inside a PNG, their words, and the settings that need them
 _INPUTS = {
     "init_image": ("init-image", "start picture", ("strength", "mask", "mask_blur")),
@@ -32,16 +28,39 @@ _INPUTS = {
 }
 
 
-def keep(data: bytes, name: str, limits: Limits) -> Path:
-    """Write a picture beside the uploads and return its path. Raises InputError if the space for uploads is full."""
+def uploaded_path(payload: Any, field: str = "upload") -> Path:
+    """Return an uploaded file, given as Gradio's FileData or as its path.
+
+    field: begins the message. Raises InputError for anything else, such as a link or another file of the server.
+    """
+    name = payload.get("path") if isinstance(payload, dict) else payload
+    if not isinstance(name, str) or "\0" in name:
+        raise InputError(f"{field}: drop a PNG, JPEG or WebP file")
+    folder, path = Path(gr.utils.get_upload_folder()).resolve(), Path(name)
+    try:
+        is_upload = path.resolve() == path and path.parent.parent == folder and path.is_file()
+    except (OSError, ValueError):  # the name is too long
+        is_upload = False
+    if not is_upload:
+        raise InputError(f"{field}: this file was not uploaded, or was deleted; drop it again")
+    return path
+
+
+def keep(data: bytes, name: str, most: int) -> Path:
+    """Write a picture beside the uploads and return its path.
+
+    most: the bytes of all uploads. Raises InputError if they are reached, OSError if the disk cannot be written.
+    """
     folder = Path(gr.utils.get_upload_folder())
     path = folder / processing_utils.hash_bytes(data) / _file_name(name)
     if path.is_file():
         os.utime(path)  # Gradio deletes old files
         return path.resolve()
-    if size_of_uploads(folder) + len(data) > limits.uploads:
+    if size_of_uploads(folder) + len(data) > most:
         raise InputError("the server's space for uploads is full; try again later")
-    files.write(path, data, overwrite=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with temporaries.holding(path.parent, data) as temporary:
+        os.replace(temporary, path)
     return path.resolve()
 
 
@@ -50,16 +69,16 @@ def _file_name(name: str) -> str:
     return strip_invalid_filename_characters(name).strip(". ") or "picture"
 
 
-def keep_drawn(path: Path, limits: Limits) -> Path:
+def keep_drawn(path: Path, most: int) -> Path:
     """Return a copy of a drawn picture. It lacks the pictures inside the PNG: else each start would hold all before it.
 
     Raises InputError, without the folder, if the picture is gone or damaged, and as `keep`.
     """
     with without_folder(path):
-        return keep(png.without_inputs(path), path.name, limits)
+        return keep(png.without_inputs(path), path.name, most)
 
 
-def keep_inputs(path: Path, record: Mapping[str, Any], limits: Limits) -> tuple[dict[str, Any], list[str]]:
+def keep_inputs(path: Path, record: Mapping[str, Any], most: int) -> tuple[dict[str, Any], list[str]]:
     """Return copies of the pictures inside the PNG `path` that its `record` names, by setting, and lines about others.
 
     A setting is None if its picture is missing, and so are the settings that need it. Raises as `keep_drawn`.
@@ -73,29 +92,11 @@ def keep_inputs(path: Path, record: Mapping[str, Any], limits: Limits) -> tuple[
             data = png.read_input(path, setting)
         own = last_part(record[name])
         if data is not None and hashlib.sha256(data).hexdigest() == record.get(f"{name}_hash"):
-            kept[name] = str(keep(data, own, limits))
+            kept[name] = str(keep(data, own, most))
         else:
             kept |= dict.fromkeys((name, *dependents))
             lines.append(f"not restored: the {what} {own}, which is not inside {path.name}")
     return kept, lines
-
-
-def before_of(path: Path, record: Mapping[str, Any], limits: Limits) -> Path | None:
-    """Return a copy of the picture that the PNG `path` starts from, as large as the PNG; None if it has none.
-
-    Raises InputError as `keep_inputs`, and for data that is no picture.
-    """
-    name = keep_inputs(path, record, limits)[0].get("init_image")
-    if name is None:
-        return None
-    start = Path(name)
-    with without_folder(start):
-        image = as_rgb(InputPicture.read(str(start)).open())
-    with without_folder(path):
-        height, width = InputPicture.read(str(path), pixels=False).size
-    buffer = io.BytesIO()
-    image.resize((width, height)).save(buffer, format="png", compress_level=1)
-    return keep(buffer.getvalue(), "before.png", limits)
 
 
 @contextlib.contextmanager
@@ -108,3 +109,12 @@ def without_folder(*paths: Path | None) -> Iterator[None]:
         for path in filter(None, paths):
             text = text.replace(shown(str(path)), shown(path.name)).replace(str(path), path.name)
         raise InputError(text) from None
+
+
+def size_of_uploads(folder: Path) -> int:
+    """Return the bytes of all uploads below `folder`. Pictures of API clients in it have their own quota."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another request may delete it
+            total += 0 if path.is_relative_to(folder / PICTURES) else path.lstat().st_size
+    return total

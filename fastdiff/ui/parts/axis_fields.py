@@ -10,7 +10,7 @@ from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.sampler_names import SCHEDULERS
-from fastdiff.ui.parts.axes import AXIS_NAMES, Axes, Axis
+from fastdiff.ui.inputs.axes import AXIS_NAMES, Axes, Axis
 from fastdiff.ui.parts.controls import can_guide
 from fastdiff.ui.parts.messages import PROBLEMS, field_name, number_of_pictures
 from fastdiff.ui.parts.request import UncheckedRequest

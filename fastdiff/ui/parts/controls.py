@@ -12,15 +12,19 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.kinds import MAX_SEED
 from fastdiff.requests.completion import random_seed
 from fastdiff.requests.defaults import CLIP_SKIP, PRECISION, SCHEDULER
-from fastdiff.requests.syntax import EMPHASIS, SYNTAX
+from fastdiff.requests.file_option import FileOption, weight_of
 from fastdiff.sampler_names import ETAS, SCHEDULERS
+from fastdiff.ui.option_files.offered import MAX_LORAS
 from fastdiff.ui.parts.catalogue import Catalogue
+from fastdiff.ui.parts.messages import PROBLEMS
 from fastdiff.ui.parts.request import RANDOM, Limits
 from fastdiff.ui.parts.running import QUICK, Updates
 
 MAX_STEPS = 150  # of the slider, as in A1111; the field beside it takes more
 MAX_GUIDANCE = 10  # of the slider; a restored picture can have more
 MAX_TEXT_GUIDANCE = 20  # Stable Diffusion is used with 5 to 15
+MAX_WEIGHT = 2.0  # of a LoRA's slider; a restored picture can have more
+WEIGHT = 1.0  # of a LoRA that was just picked
 ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3), (16, 9), (9, 16))  # of the preset sizes, width to height
 Properties = dict[str, dict[str, Any]]  # properties of a Controls' components, by name
 
@@ -193,76 +197,6 @@ class SamplingControls(Controls):
 
 
 @dataclass(frozen=True)
-class PromptingControls(Controls):
-    """How a run reads its prompt, and which part of it is guided. For models that read text."""
-
-    guidance_start: gr.Slider
-    guidance_stop: gr.Slider
-    prompt_syntax: gr.Dropdown
-    emphasis: gr.Dropdown
-
-    @classmethod
-    def build(cls, card: ModelCard) -> "PromptingControls":
-        properties = cls.properties(card)
-
-        def share(name: str, label: str, info: str) -> gr.Slider:
-            return gr.Slider(0, 1, step=0.05, label=label, info=info, min_width=140, **properties[name])
-
-        with gr.Row(elem_classes="interval"):
-            interval = (
-                share("guidance_start", "Guidance from", "0 is the first step"),
-                share("guidance_stop", "Guidance until", "1 is the last step"),
-            )
-        with gr.Row(elem_classes="syntax"):
-            prompting = cls(
-                *interval,
-                prompt_syntax=gr.Dropdown(
-                    [("Plain", SYNTAX), ("Weighted, as in A1111", "weighted")],
-                    label="Prompt syntax",
-                    info="Weighted reads (word:1.2), [a:b:0.5], BREAK and long prompts",
-                    min_width=180,
-                    **properties["prompt_syntax"],
-                ),
-                emphasis=gr.Dropdown(
-                    [("Original", EMPHASIS), ("No norm", "no-norm")],
-                    label="Emphasis",
-                    info="No norm suits SDXL",
-                    min_width=120,
-                    **properties["emphasis"],
-                ),
-            )
-        prompting.prompt_syntax.change(
-            lambda syntax: gr.update(visible=syntax == "weighted"), prompting.prompt_syntax, prompting.emphasis, **QUICK
-        )
-        return prompting
-
-    @staticmethod
-    def properties(card: ModelCard, record: Mapping[str, Any] | None = None) -> Properties:
-        """Return the properties for `card`, with the values of a picture's `record` or the defaults."""
-        chosen: dict[str, Any] = {
-            "guidance_start": 0,
-            "guidance_stop": 1,
-            "prompt_syntax": SYNTAX,
-            "emphasis": EMPHASIS,
-        }
-        chosen |= {name: record[name] for name in chosen if record and record.get(name) is not None}
-        properties = {name: {"value": value, "visible": card.reads_text} for name, value in chosen.items()}
-        properties["emphasis"]["visible"] = card.reads_text and chosen["prompt_syntax"] == "weighted"
-        return properties
-
-    def fit(self, card: ModelCard, data: Mapping[Component, Any]) -> Updates:
-        """Fit the controls to another model, with the values that they have."""
-        return self.updates(self.properties(card, {name: data[field] for name, field in vars(self).items()}))
-
-    def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
-        """Return the UncheckedRequest fields of these controls, or none for a model without prompts."""
-        if not card.reads_text:
-            return {}
-        values = {name: data[field] for name, field in vars(self).items()}
-        return values | ({} if values["prompt_syntax"] == "weighted" else {"emphasis": None})
-
-
-@dataclass(frozen=True)
 class SizeControls(Controls):
     """Width and height, in multiples that the model can draw, and preset sizes for a model that reads text."""
 
@@ -364,3 +298,90 @@ class SeedField(Controls):
             return random_seed(1) if seed is None else seed
 
         self.buttons.click(press, [*inputs], self.seed, **QUICK)
+
+
+@dataclass(frozen=True)
+class LoraControls:
+    """The picker, and as many sliders as LoRAs can be picked. Those without a LoRA are hidden."""
+
+    picker: gr.Dropdown
+    names: gr.State  # of the LoRAs whose weights the sliders have; the picker is ahead until the sliders follow
+    sliders: tuple[gr.Slider, ...]
+
+    @classmethod
+    def build(cls, catalogue: Catalogue, card: ModelCard) -> "LoraControls":
+        offered = [*catalogue.option_files.loras(card)]
+        picker = gr.Dropdown(
+            offered,
+            value=[],
+            multiselect=True,
+            max_choices=MAX_LORAS,
+            label="LoRAs",
+            min_width=140,
+            visible=bool(offered),
+        )
+        sliders = tuple(
+            gr.Slider(-MAX_WEIGHT, MAX_WEIGHT, value=WEIGHT, step=0.05, label="Weight", min_width=140, visible=False)
+            for _ in range(MAX_LORAS)
+        )
+        return cls(picker, gr.State([]), sliders)
+
+    @property
+    def components(self) -> list[Component]:
+        return [self.picker, self.names, *self.sliders]
+
+    def weights(self, data: Mapping[Component, Any]) -> dict[str, Any]:
+        """Return the weight of each LoRA that is picked, in order."""
+        picked = data[self.picker] if isinstance(data[self.picker], list) else []
+        names = picked if data[self.names] is None else data[self.names]  # the browser does not store a State
+        there = dict(zip(names, (data[slider] for slider in self.sliders), strict=False))
+        return {name: there.get(name, WEIGHT) for name in picked}
+
+    def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
+        """Return the UncheckedRequest field of these controls, or none for a model without prompts."""
+        weights = self.weights(data) if card.reads_text else {}
+        return {"lora": [f"{name}:{weight:g}" for name, weight in weights.items()]} if weights else {}
+
+    def show(self, catalogue: Catalogue, card: ModelCard, chosen: Sequence[str]) -> Updates:
+        """Fit the controls to a model, and fill in LoRAs, each as NAME or NAME:WEIGHT."""
+        options = map(FileOption.parse, chosen)
+        return self._fill(catalogue, card, {option.path: weight_of(option) for option in options})
+
+    def fit(self, catalogue: Catalogue, card: ModelCard, data: Mapping[Component, Any]) -> Updates:
+        """Fit the controls to another model. The LoRAs that fit it stay."""
+        return self._fill(catalogue, card, self.weights(data))
+
+    def _fill(self, catalogue: Catalogue, card: ModelCard, weights: Mapping[str, Any]) -> Updates:
+        offered = [*catalogue.option_files.loras(card)]
+        kept = {name: weight for name, weight in weights.items() if name in offered}
+        picker = gr.update(choices=offered, value=[*kept], visible=bool(offered))
+        return {self.picker: picker, **self._moved(kept)}
+
+    def _moved(self, weights: Mapping[str, Any]) -> Updates:
+        """Return the updates of the sliders."""
+        updates: Updates = {self.names: [*weights]}
+        for i, slider in enumerate(self.sliders):
+            updates[slider] = gr.update(visible=False, value=WEIGHT)
+            if i < len(weights):
+                name, weight = [*weights.items()][i]
+                most = max(MAX_WEIGHT, abs(weight))
+                label = name.rpartition(".")[0]
+                updates[slider] = gr.update(visible=True, value=weight, label=label, minimum=-most, maximum=most)
+        return updates
+
+    def follow(self, catalogue: Catalogue, model: gr.Dropdown) -> None:
+        """Give each LoRA that is picked its slider. List the files of the folder again when the list is opened."""
+
+        def move(data: Mapping[Component, Any]) -> Updates:
+            weights = self.weights(data)
+            is_known = [*weights] == data[self.names]  # a picture has filled in the sliders too
+            return {self.names: gr.skip()} if is_known else self._moved(weights)
+
+        def offer(name: str) -> dict[str, Any]:
+            try:
+                return gr.update(choices=[*catalogue.option_files.loras(catalogue.card(name))])
+            except PROBLEMS:  # the model no longer exists
+                return gr.skip()
+
+        self.picker.change(move, {*self.components}, [self.names, *self.sliders], **QUICK)
+        self.picker.focus(offer, model, self.picker, **QUICK)

@@ -11,24 +11,22 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.request import AXES
-from fastdiff.ui.inputs.start import StartControls
-from fastdiff.ui.inputs.upscale import UpscaleControls
-from fastdiff.ui.option_files.picker import LoraControls
-from fastdiff.ui.parts.axes import Axes
+from fastdiff.ui.inputs.axes import Axes
+from fastdiff.ui.inputs.uploaded import uploaded_path
 from fastdiff.ui.parts.axis_fields import AxisFields
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.controls import (
-    PromptingControls,
+    LoraControls,
     SamplingControls,
     SeedField,
     SizeControls,
     are_alike,
     model_picker,
 )
+from fastdiff.ui.parts.draw_fields import PromptingControls, StartControls, UpscaleControls
 from fastdiff.ui.parts.request import RANDOM, Limits, UncheckedRequest
 from fastdiff.ui.parts.running import Updates
 from fastdiff.ui.parts.subject import LabelPickers, PromptBoxes
-from fastdiff.ui.parts.upload import uploaded_path
 
 
 @dataclass(frozen=True)
@@ -251,7 +249,7 @@ class DrawForm(Form):
             **super().show(card, record),
             self.num_images: record.get("num_images", 1),
             **self.axes.show(card, record.get(AXES, Axes())),
-            **self.start.show(card, record, self.limits),
+            **self.start.show(card, record),
             **self.prompting.updates(PromptingControls.properties(card, record)),
             **self.enlarging.updates(UpscaleControls.properties(card, record)),
         }

@@ -10,7 +10,7 @@ from fastdiff.errors import InputError
 from fastdiff.requests import foreign, png
 from fastdiff.requests.foreign import Foreign
 from fastdiff.requests.request import AXES, Request
-from fastdiff.ui.parts.axes import Axes
+from fastdiff.ui.inputs.axes import Axes
 from fastdiff.ui.parts.request import Limits
 
 T = TypeVar("T")
@@ -23,24 +23,6 @@ def build_upload() -> gr.File:
     return gr.File(
         label="Drop a picture anywhere to load its settings", file_types=[*_TYPES], height=140, elem_id="upload"
     )
-
-
-def uploaded_path(payload: Any, field: str = "upload") -> Path:
-    """Return an uploaded file, given as Gradio's FileData or as its path.
-
-    field: begins the message. Raises InputError for anything else, such as a link or another file of the server.
-    """
-    name = payload.get("path") if isinstance(payload, dict) else payload
-    if not isinstance(name, str) or "\0" in name:
-        raise InputError(f"{field}: drop a PNG, JPEG or WebP file")
-    folder, path = Path(gr.utils.get_upload_folder()).resolve(), Path(name)
-    try:
-        is_upload = path.resolve() == path and path.parent.parent == folder and path.is_file()
-    except (OSError, ValueError):  # the name is too long
-        is_upload = False
-    if not is_upload:
-        raise InputError(f"{field}: this file was not uploaded, or was deleted; drop it again")
-    return path
 
 
 def read_record(path: Path, limits: Limits) -> dict[str, Any]:

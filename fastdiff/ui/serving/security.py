@@ -1,15 +1,14 @@
 """A guard in front of Gradio that refuses cross-site requests, and bodies that would fill the disk."""
 
 import re
-from contextlib import suppress
 from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fastdiff.ui.inputs.uploaded import size_of_uploads
 from fastdiff.ui.serving.access import HostNames
-from fastdiff.ui.serving.store import PICTURES
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -53,12 +52,3 @@ class Guard:
         if scope["path"].endswith("/upload") and int(length) + size_of_uploads(self.uploads) > self.most_uploads:
             return 413, "the server's space for uploads is full; try again later"
         return None
-
-
-def size_of_uploads(folder: Path) -> int:
-    """Return the bytes of all uploads below `folder`. Pictures of API clients in it have their own quota."""
-    total = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # another request may delete it
-            total += 0 if path.is_relative_to(folder / PICTURES) else path.lstat().st_size
-    return total

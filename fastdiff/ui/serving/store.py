@@ -21,9 +21,9 @@ from fastdiff.ui.history.bin import Bin
 from fastdiff.ui.history.favourites import Favourites
 from fastdiff.ui.history.index import OTHERS, Found, Index, Listing, list_folder
 from fastdiff.ui.history.search import Search
+from fastdiff.ui.inputs.uploaded import PICTURES
 
 MAX_AGE = 86400  # seconds
-PICTURES = "pictures"  # folder, inside Gradio's, for API clients without a login
 RECOUNT = 60.0  # seconds until the pictures of all visitors are counted again
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _RUN = re.compile(r"\d{6}-[0-9a-f]{4}")

@@ -6,7 +6,7 @@ import pytest
 
 from fastdiff.requests import png
 from fastdiff.ui.drawing import draw, prepare, write_grid
-from fastdiff.ui.parts.axes import Axes, Axis
+from fastdiff.ui.inputs.axes import Axes, Axis
 from fastdiff.ui.parts.request import UncheckedRequest
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 from tests.ui.history.unserved import upload

@@ -7,8 +7,8 @@ import pytest
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.ui.drawing import Drawn, prepare
-from fastdiff.ui.inputs.starting import larger
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.starting import larger
 from tests.ui.history.unserved import UnservedPage, upload
 from tests.ui.inputs.conftest import ASKED, LIMITS
 from tests.ui.inputs.test_mask import mask_file

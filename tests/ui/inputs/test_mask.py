@@ -10,8 +10,9 @@ from PIL import Image
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.ui.drawing import draw, prepare, write_grid
-from fastdiff.ui.inputs.mask import MOST, SIDE, editor_value, painted
+from fastdiff.ui.inputs.mask import painted
 from fastdiff.ui.parts.request import UncheckedRequest
+from fastdiff.ui.starting import MOST, SIDE, editor_value
 from tests.ui.history.unserved import UnservedPage, upload
 from tests.ui.inputs.conftest import ASKED, LIMITS, png_file
 
@@ -45,7 +46,7 @@ def pixels(path: Path | str) -> np.ndarray:
 
 def test_strokes_are_white(upload_folder):
     value = {"background": None, "layers": [upload(layer((8, 8, 16, 24)), "layer_0.png")], "composite": None}
-    path = painted(value, LIMITS)
+    path = painted(value, LIMITS.uploads)
     expected = np.zeros((48, 64), np.uint8)
     expected[8:24, 8:16] = 255
     assert np.array_equal(pixels(path), expected) and path.name == "mask.png"
@@ -74,7 +75,7 @@ def test_what_is_no_mask_is_one_line(upload_folder, value):
         ]
         value = {"layers": files}
     with pytest.raises(InputError, match=r"^mask") as refusal:
-        painted(value, LIMITS)
+        painted(value, LIMITS.uploads)
     assert "\n" not in str(refusal.value) and str(upload_folder) not in str(refusal.value)
 
 
@@ -90,10 +91,10 @@ def test_a_mask_comes_back_unchanged_until_it_is_painted_over(upload_folder):
     value = editor_value(start, mask, LIMITS)
     (shown,) = value["layers"]
     assert pixels(shown).shape == (384, 512, 4) and pixels(shown)[10, 10, 3] == 255 and pixels(shown)[10, 500, 3] == 0
-    again = painted(value, LIMITS)
+    again = painted(value, LIMITS.uploads)
     assert (again.name, again.read_bytes()) == ("mouth.png", mask_file())
     restroked = saved(Image.open(shown))  # the browser writes another file
-    new = painted({"layers": [upload(restroked, "layer_0.png")]}, LIMITS)
+    new = painted({"layers": [upload(restroked, "layer_0.png")]}, LIMITS.uploads)
     assert new.name == "mask.png" and pixels(new).shape == (384, 512)
 
 

@@ -9,10 +9,11 @@ from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.ui.drawing import Drawn
 from fastdiff.ui.gallery import _change
-from fastdiff.ui.inputs.start import StartControls, size_from
-from fastdiff.ui.inputs.starting import _reader_near
+from fastdiff.ui.inputs.size import size_from
+from fastdiff.ui.parts.draw_fields import StartControls
 from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.starting import _reader_near
 from tests.ui.history.unserved import UnservedPage, upload
 from tests.ui.inputs.conftest import LIMITS, png_file
 
@@ -41,7 +42,7 @@ def form(catalogue):
     ],
 )
 def test_the_size_of_a_start_picture(catalogue, size, expected):
-    assert size_from(size, catalogue.card("./text/sd1"), LIMITS) == expected
+    assert size_from(size, catalogue.card("./text/sd1"), LIMITS.side) == expected
 
 
 def test_the_fields_count_only_with_a_picture(form, catalogue):

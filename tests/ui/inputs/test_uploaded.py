@@ -9,8 +9,9 @@ from PIL import Image
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.ui.drawing import prepare
-from fastdiff.ui.inputs.uploaded import before_of, keep, keep_drawn, keep_inputs
-from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.gallery import _before
+from fastdiff.ui.inputs.uploaded import keep, keep_drawn, keep_inputs
+from fastdiff.ui.parts.request import UncheckedRequest
 from tests.ui.history.unserved import upload
 from tests.ui.inputs.conftest import ASKED, LIMITS, png_file
 
@@ -48,7 +49,7 @@ def test_a_large_picture_does_not_make_a_large_one(engine, upload_folder):
     asked = UncheckedRequest(**ASKED | sizes, init_image=upload(saved((2000, 500)), "a.png"))
     assert prepare(asked, engine, LIMITS).size == (32, 8)
     asked = UncheckedRequest(**ASKED | {"width": None}, init_image=upload(saved((70, 20)), "a.png"))
-    assert prepare(asked, engine, LIMITS).size == (64, 48)
+    assert prepare(asked, engine, LIMITS).size == (70, 48)
 
 
 def test_a_path_opens_uploads_alone(engine, upload_folder, tmp_path):
@@ -66,21 +67,20 @@ def test_a_path_opens_uploads_alone(engine, upload_folder, tmp_path):
 
 @pytest.mark.parametrize("name", ["../../evil.png", "..", "", "/", "a\0b", "x" * 999])
 def test_a_name_chooses_no_folder(upload_folder, name):
-    path = keep(b"data", name, LIMITS)
+    path = keep(b"data", name, LIMITS.uploads)
     assert path.parent.parent == upload_folder.resolve() and path.read_bytes() == b"data"
 
 
 def test_a_full_space_for_uploads_is_said(upload_folder):
-    limits = Limits(uploads=10)
-    first = keep(b"12345", "a.png", limits)
-    assert keep(b"12345", "a.png", limits) == first
+    first = keep(b"12345", "a.png", 10)
+    assert keep(b"12345", "a.png", 10) == first
     with pytest.raises(InputError, match="space for uploads is full; try again later"):
-        keep(b"123456", "b.png", limits)
+        keep(b"123456", "b.png", 10)
 
 
 def test_a_drawn_picture_as_a_start_leaves_its_own_start_behind(picture, apple):
     first = picture(init_image=apple, strength=0.4)
-    copy = keep_drawn(first.path, LIMITS)
+    copy = keep_drawn(first.path, LIMITS.uploads)
     assert png.read_input(first.path, "init-image") is not None and png.read_input(copy, "init-image") is None
     assert png.read_settings(copy) == png.read_settings(first.path)
     with Image.open(copy) as one, Image.open(first.path) as other:
@@ -92,19 +92,19 @@ def test_a_drawn_picture_as_a_start_leaves_its_own_start_behind(picture, apple):
 
 def test_a_start_that_is_not_inside_the_png_is_named(picture, apple, upload_folder):
     drawn = picture(init_image=apple, strength=0.4)
-    kept, lines = keep_inputs(drawn.path, drawn.record, LIMITS)
+    kept, lines = keep_inputs(drawn.path, drawn.record, LIMITS.uploads)
     assert not lines and Path(kept["init_image"]).name == "apple.png"
     assert Path(kept["init_image"]).read_bytes() == png_file()
     other = drawn.record | {"init_image": "/home/me/apple.png", "init_image_hash": "0" * 64}
-    kept, lines = keep_inputs(drawn.path, other, LIMITS)
+    kept, lines = keep_inputs(drawn.path, other, LIMITS.uploads)
     assert kept["init_image"] is kept["strength"] is None
     assert lines == [f"not restored: the start picture apple.png, which is not inside {drawn.path.name}"]
-    assert keep_inputs(drawn.path, {}, LIMITS) == ({}, [])
+    assert keep_inputs(drawn.path, {}, LIMITS.uploads) == ({}, [])
 
 
 def test_before_is_as_large_as_the_result(picture, upload_folder):
     drawn = picture(init_image=upload(png_file((20, 90)), "tall.png"), strength=0.4)
-    with Image.open(before_of(drawn.path, drawn.record, LIMITS)) as before:
+    with Image.open(_before(drawn.path, drawn.record, LIMITS.uploads)) as before:
         assert before.size == (64, 48)
     plain = picture()
-    assert before_of(plain.path, plain.record, LIMITS) is None
+    assert _before(plain.path, plain.record, LIMITS.uploads) is None

@@ -11,8 +11,8 @@ from fastdiff.pipelines.adapting import Adapting
 from fastdiff.requests import png
 from fastdiff.ui.drawing import draw, prepare, with_files_here
 from fastdiff.ui.engine import KEPT, Engine, _loaded
+from fastdiff.ui.inputs.axes import Axes, Axis
 from fastdiff.ui.option_files.offered import OptionFiles
-from fastdiff.ui.parts.axes import Axes, Axis
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 

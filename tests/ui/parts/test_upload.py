@@ -11,8 +11,9 @@ from PIL import Image
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.ui.drawing import Drawn, draw, prepare
+from fastdiff.ui.inputs.uploaded import uploaded_path
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
-from fastdiff.ui.parts.upload import build_upload, read_record, uploaded_path
+from fastdiff.ui.parts.upload import build_upload, read_record
 from tests.requests.foreign_pictures import exif_picture, png_picture
 from tests.ui.history.unserved import UnservedPage
 

@@ -1,5 +1,6 @@
 """The events that put a picture into the form of Draw, and the requests that enlarge a picture."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,28 +8,35 @@ from typing import Any
 
 import gradio as gr
 from gradio.components import Component
+from PIL import Image
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
+from fastdiff.pipelines.pil_images import as_rgb
+from fastdiff.requests import png
 from fastdiff.requests.defaults import UPSCALE_STRENGTH
 from fastdiff.requests.input_picture import InputPicture
 from fastdiff.requests.request import AXES
 from fastdiff.ui.drawing import Drawn, with_files_here
 from fastdiff.ui.gallery import required
-from fastdiff.ui.inputs.start import size_from
-from fastdiff.ui.inputs.uploaded import keep_drawn, keep_inputs, without_folder
+from fastdiff.ui.inputs.mask import MASK, NAME
+from fastdiff.ui.inputs.size import size_from
+from fastdiff.ui.inputs.uploaded import keep, keep_drawn, keep_inputs, uploaded_path, without_folder
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.controls import SizeControls
+from fastdiff.ui.parts.draw_fields import EDITOR
 from fastdiff.ui.parts.examples import fit_examples
 from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.messages import PROBLEMS, note, problem
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.parts.running import QUICK, Updates
-from fastdiff.ui.parts.upload import form_settings, numerics_notice, uploaded_path
+from fastdiff.ui.parts.upload import form_settings, numerics_notice
 
 STARTS = "Starts from {}. Set the strength, and press Generate."
 PAINTS = "Starts from {}. Paint what should change, and press Generate."
 UPSCALE = 1.5  # of the button
+SIDE = 512  # pixels of the longer side in the editor, at least: a small picture is hard to paint on
+MOST = 1024  # at most
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,7 @@ class Starting:
         try:
             path = uploaded_path(data[self.form.start.picture], "init_image")
             card = self.catalogue.card(data[self.form.model])
-            updates = self._size_from(path, card) | self.form.start.begin(card, path, self.form.limits)
+            updates = self._size_from(path, card) | self.form.start.begin(card, path)
         except PROBLEMS as error:
             return {self.status: problem(error), self.form.start.picture: None}
         del updates[self.form.start.picture]  # it is there
@@ -68,7 +76,7 @@ class Starting:
             card = self.catalogue.card(data[self.form.model])
         except PROBLEMS:  # the model no longer exists
             return {self.form.start.masks: gr.skip()}
-        updates = self._resized(card, {}) | self.form.start.show(card, {}, self.form.limits)
+        updates = self._resized(card, {}) | self.form.start.show(card, {})
         del updates[self.form.start.picture]
         return updates
 
@@ -76,13 +84,13 @@ class Starting:
         """Show or hide the mask's editor."""
         start, masked = self.form.start, data[self.form.start.masks] is True
         try:
-            path = str(uploaded_path(data[start.picture], "init_image")) if masked else None
+            path = uploaded_path(data[start.picture], "init_image") if masked else None
             card = self.catalogue.card(data[self.form.model])
-            updates = start.paint(path, None, self.form.limits)
+            updates = start.paint(path and editor_value(path, None, self.form.limits))
         except PROBLEMS as error:
             return {self.status: problem(error), start.masks: False}
         strength = start.mask_strength(card, data[start.strength], masked=masked)
-        told = {self.status: note(PAINTS.format(Path(path).name))} if path else {}
+        told = {self.status: note(PAINTS.format(path.name))} if path else {}
         return updates | {start.strength: strength, **told}
 
     def start_from(self, chosen: gr.State, *, masked: bool) -> Callable[[Mapping[Component, Any]], Updates]:
@@ -90,12 +98,13 @@ class Starting:
 
         def start(data: Mapping[Component, Any]) -> Updates:
             try:
-                path = keep_drawn(required(data[chosen]).path, self.form.limits)
+                path = keep_drawn(required(data[chosen]).path, self.form.limits.uploads)
                 before = self.catalogue.card(data[self.form.model])
                 card = _reader_near(before, self.catalogue.cards())
                 fitted = self.form.show_request(card, UncheckedRequest(card.name)) if card != before else {}
                 fitted |= self._size_from(path, card)
-                fitted |= self.form.start.begin(card, path, self.form.limits, masked=masked)
+                value = editor_value(path, None, self.form.limits) if masked else None
+                fitted |= self.form.start.begin(card, path, value)
             except PROBLEMS as error:
                 return {self.status: problem(error)}
             fitted |= {self.examples: fit_examples(card)} if card != before else {}
@@ -109,7 +118,7 @@ class Starting:
         """Return the updates that fit the size to a start picture. Raises InputError if it is no picture."""
         with without_folder(path):
             size = InputPicture.read(str(path)).size
-        height, width = size_from(size, card, self.form.limits)
+        height, width = size_from(size, card, self.form.limits.side)
         return self._resized(card, {"width": width, "height": height})
 
     def _resized(self, card: ModelCard, size: Mapping[str, int]) -> Updates:
@@ -127,9 +136,12 @@ def _reader_near(card: ModelCard, cards: Sequence[ModelCard]) -> ModelCard:
 def with_inputs(record: Mapping[str, Any], path: Path, limits: Limits) -> tuple[dict[str, Any], list[str]]:
     """Return the settings `record` of the PNG `path` with copies of the pictures inside it, and lines about the PNG.
 
-    Settings of pictures that are missing become None. Raises InputError as `keep_inputs`.
+    Settings of pictures that are missing become None. A mask comes with the value of its editor. Raises InputError as
+    `keep_inputs` and `editor_value`.
     """
-    kept, missing = keep_inputs(path, record, limits)
+    kept, missing = keep_inputs(path, record, limits.uploads)
+    if kept.get("mask"):
+        kept[EDITOR] = editor_value(Path(kept["init_image"]), Path(kept["mask"]), limits)
     return {**record, **kept}, [*filter(None, [numerics_notice(path)]), *missing]
 
 
@@ -155,6 +167,40 @@ def larger(chosen: Drawn, catalogue: Catalogue, limits: Limits) -> UncheckedRequ
     with without_folder(chosen.path):
         sides = InputPicture.read(str(chosen.path), pixels=False).size
     height, width = (round(UPSCALE * side / multiple) * multiple for side in sides)
-    start = {"init_image": str(keep_drawn(chosen.path, limits)), "strength": UPSCALE_STRENGTH}
+    start = {"init_image": str(keep_drawn(chosen.path, limits.uploads)), "strength": UPSCALE_STRENGTH}
     plain: dict[str, Any] = {"upscale": None, "upscale_strength": None, "upscale_mode": None, "num_images": 1}
     return replace(asked, height=height, width=width, **start, **plain)
+
+
+def editor_value(start: Path, mask: Path | None, limits: Limits) -> dict[str, Any]:
+    """Return the value of the editor: the start picture, and over it the mask, if there is one.
+
+    Raises InputError for a file that is no picture, and if the space for uploads is full.
+    """
+    with without_folder(start):
+        picture = as_rgb(InputPicture.read(str(start)).open())
+    factor = min(max(1.0, SIDE / max(picture.size)), MOST / max(picture.size))
+    size = tuple(max(1, round(factor * side)) for side in picture.size)
+    background = picture.resize(size)  # type: ignore[arg-type]  # two sides
+    if mask is None:
+        shown = _kept(background, "background.png", limits)
+        return {"background": shown, "layers": [], "composite": shown}
+    with without_folder(mask):
+        data = mask.read_bytes()
+        white = as_rgb(InputPicture.read(str(mask), MASK).open()).convert("L").resize(size)  # type: ignore[arg-type]
+    layer = Image.new("RGBA", background.size, "white")
+    layer.putalpha(white)
+    composite = Image.alpha_composite(background.convert("RGBA"), layer)
+    # the mask itself travels in the layer, so that a run without new strokes has the same mask
+    original = keep(png.encode(layer, None, {MASK: data, NAME: mask.name.encode()}), mask.name, limits.uploads)
+    return {
+        "background": _kept(background, "background.png", limits),
+        "layers": [str(original)],
+        "composite": _kept(composite, "composite.png", limits),
+    }
+
+
+def _kept(image: Image.Image, name: str, limits: Limits) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, format="png", compress_level=1)
+    return str(keep(buffer.getvalue(), name, limits.uploads))

@@ -3,7 +3,7 @@
 import pytest
 
 from fastdiff.errors import InputError
-from fastdiff.ui.parts.axes import Axes, Axis
+from fastdiff.ui.inputs.axes import Axes, Axis
 
 
 @pytest.mark.parametrize(
