@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import gradio as gr
+from gradio.blocks import Block
 from gradio.components import Component
 
 from fastdiff.requests import defaults
@@ -42,7 +43,8 @@ def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
                 lambda: gr.update(selected="compare"), None, tabs, **QUICK
             )
             for button, masked in ((panel.start, False), (panel.paint, True)):
-                begin, inputs = draw.starting.start_from(panel.chosen, masked=masked), {panel.chosen, draw.form.model}
+                inputs: set[Block] = {panel.chosen, draw.form.model}
+                begin = draw.starting.start_from(panel.chosen, masked=masked)
                 button.click(begin, inputs, draw.shown, preprocess=False, **QUICK).then(
                     lambda: gr.update(selected="draw"), None, tabs, **QUICK
                 ).then(None, js=SHOW, **QUICK)

@@ -86,12 +86,12 @@ class Starting:
         try:
             path = uploaded_path(data[start.picture], "init_image") if masked else None
             card = self.catalogue.card(data[self.form.model])
-            updates = start.paint(path and editor_value(path, None, self.form.limits))
+            updates = start.paint(editor_value(path, None, self.form.limits) if path else None)
         except PROBLEMS as error:
             return {self.status: problem(error), start.masks: False}
         strength = start.mask_strength(card, data[start.strength], masked=masked)
-        told = {self.status: note(PAINTS.format(path.name))} if path else {}
-        return updates | {start.strength: strength, **told}
+        updates |= {self.status: note(PAINTS.format(path.name))} if path else {}
+        return updates | {start.strength: strength}
 
     def start_from(self, chosen: gr.State, *, masked: bool) -> Callable[[Mapping[Component, Any]], Updates]:
         """Return a function that makes the picture in the state `chosen` the start picture; `masked`: to paint on."""

@@ -224,9 +224,9 @@ class DrawForm(Form):
         """The fields, in the order in which the browser stores their values."""
         (side,) = self.sides
         groups = (self.labels, self.boxes, side.loras, side.sampling, side.size, self.axes)
-        groups = (*groups, self.start, self.prompting, self.enlarging)
+        own = (self.start, self.prompting, self.enlarging)
         single = [side.model, side.fitted, self.num_images, self.seed, self.batch_size]
-        return single + [component for group in groups for component in group.components]
+        return single + [component for group in (*groups, *own) for component in group.components]
 
     def request(self, data: Mapping[Component, Any], side: int = 0) -> UncheckedRequest:
         card = self.catalogue.card(data[self.model])

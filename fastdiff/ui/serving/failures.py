@@ -3,6 +3,7 @@
 import errno
 import inspect
 import re
+import textwrap
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PICTURES = ("init_image", "mask")  # parameters of the API that are files
+MOST_NAMES = 200  # characters
 _CALLS = re.compile(r"/(call|run|api|queue)/")
 _RESULT = re.compile(r"/call/(?:v2/)?[^/]+/([^/]+)/?")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -32,7 +34,8 @@ class CheckedBlocks(gr.Blocks):
         if all(isinstance(block, Api) and block.value is None for block in missing):
             inputs += [None] * len(missing)  # the client may be older than the last parameters
         if len(inputs) < len(names):
-            wanted = f"give {len(names)}, with null for each default: {', '.join(names)}"
+            some = textwrap.shorten(", ".join(names), MOST_NAMES, placeholder=" ...")
+            wanted = f"give {len(names)}, with null for each default: {some}"
             raise gr.Error(f"{block_fn.api_name}: {len(inputs)} values are not enough; {wanted}", print_exception=False)
         for block, name, value in zip(block_fn.inputs, names, inputs, strict=False):
             files = _files(value)
