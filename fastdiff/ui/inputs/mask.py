@@ -21,7 +21,7 @@ NAME = "mask-name"  # so is the name of its file
 def build_editor() -> gr.ImageEditor:
     """Return the editor, which is hidden. It has no `change` event, so that strokes travel only with a run."""
     editor = gr.ImageEditor(
-        label="Mask: what you paint white is painted anew",
+        label="Mask",
         type="filepath",
         format="png",
         sources=(),

@@ -10,6 +10,7 @@ from PIL import Image
 from fastdiff.errors import InputError
 from fastdiff.requests import png
 from fastdiff.ui.drawing import draw, prepare, write_grid
+from fastdiff.ui.gallery import _change
 from fastdiff.ui.inputs.mask import painted
 from fastdiff.ui.parts.request import UncheckedRequest
 from fastdiff.ui.starting import MOST, SIDE, editor_value
@@ -143,3 +144,8 @@ def test_the_settings_of_a_picture_bring_its_mask_back(page, picture, apple):
     said = page.press("DrawTab.use")
     assert "mouth.png" in said and "background.png" in said and "not restored" not in said
     assert '"value":3' in said
+
+
+def test_the_panel_compares_an_inpainted_picture_with_its_start(picture, apple):
+    shown = _change(picture(init_image=apple, mask=upload(mask_file(), "mouth.png")))
+    assert shown["visible"] is True and len(shown["value"]) == 2
