@@ -1,4 +1,4 @@
-"""The page's tabs as a door: pictures of other tools dropped onto Draw, and clicks in History."""
+"""The page's tabs as a door: pictures of other tools and start pictures dropped onto Draw, and clicks in History."""
 
 import functools
 import io
@@ -19,8 +19,11 @@ import gradio as gr
 from fastdiff.errors import InputError
 from fastdiff.requests import foreign
 from fastdiff.ui.history.bin import HIDDEN
+from fastdiff.ui.inputs.mask import painted
+from fastdiff.ui.parts.request import Limits
 from tests.fuzz import edits
 from tests.fuzz.doors.outcomes import Options, Outcome, guarded
+from tests.fuzz.named import pictures
 from tests.fuzz.tabs import DROPPED_NAME, SENT
 from tests.ui.history.unserved import UnservedPage, upload
 
@@ -33,10 +36,10 @@ _unserved = functools.cache(lambda: UnservedPage(Path("unused")))
 
 
 def call(folder: Path, what: str, options: Options) -> Outcome:
-    """Drop the picture of the folder, or click in History and change its folder meanwhile."""
+    """Drop the picture of the folder, start from it, or click in History and change its folder meanwhile."""
     os.environ["GRADIO_TEMP_DIR"] = str(folder.parent / "out")
     try:
-        return (_drop if what == "dropped" else _click)(folder, options)
+        return {"dropped": _drop, "start": _start}.get(what, _click)(folder, options)
     finally:
         del os.environ["GRADIO_TEMP_DIR"]
 
@@ -47,6 +50,23 @@ def _drop(folder: Path, options: Options) -> list[str]:
     file = upload(found[0].read_bytes() if found else b"", "a picture.png")
     with mock.patch.object(foreign.subprocess, "run", _in_this_process):
         said = _page(folder).press("DrawTab.restore", {UPLOAD: file, **dict(options)})
+    if ALERT in said:
+        raise InputError("refused")
+    return [] if STATUS in said else ["said nothing"]
+
+
+@guarded
+def _start(folder: Path, options: Options) -> list[str]:
+    """Start from the folder's picture, paint on it, and let it be what was painted."""
+    path = folder / pictures.NAME
+    file = upload(path.read_bytes() if path.exists() else b"", path.name)
+    page, start = _page(folder), {"Start picture": file, "Paint a mask": True}
+    said = page.press("Starting.begin", start) + page.press("Starting.paint", start)
+    try:
+        painted({"layers": [file]}, Limits().uploads)
+    except InputError as error:
+        if "\n" in str(error):
+            return ["more than one line"]
     if ALERT in said:
         raise InputError("refused")
     return [] if STATUS in said else ["said nothing"]

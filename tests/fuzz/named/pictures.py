@@ -95,6 +95,8 @@ def loaded(draw: st.DrawFn) -> tuple[Any, ...]:
         st.tuples(st.just("append"), name, st.sampled_from(["1", "1000"])),
     )
     damaged = draw(st.lists(damage, max_size=1)) if form not in REFUSED and draw(st.integers(0, 3)) == 3 else []
+    if draw(st.integers(0, 3)) == 0:
+        return (("picture", form, height, width), *damaged), "tab", "start", ()
     flags = [
         ("--init-image", f"../model/{NAME}"),
         ("--strength", draw(st.sampled_from(["1", "1", "1.0", "0.5", "nan"]))),
