@@ -45,8 +45,9 @@ def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
             for button, masked in ((panel.start, False), (panel.paint, True)):
                 inputs: set[Block] = {panel.chosen, draw.form.model}
                 begin = draw.starting.start_from(panel.chosen, masked=masked)
-                button.click(begin, inputs, draw.shown, preprocess=False, **QUICK).then(
-                    lambda: gr.update(selected="draw"), None, tabs, **QUICK
+                # the tab first: in a hidden one, the mask's editor would have no size
+                button.click(lambda: gr.update(selected="draw"), None, tabs, **QUICK).then(
+                    begin, inputs, draw.shown, preprocess=False, **QUICK
                 ).then(None, js=SHOW, **QUICK)
             panel.upscale.click(draw.upscale, [session, panel.chosen], [draw.status, timer], **QUICK).then(
                 lambda: gr.update(selected="draw"), None, tabs, **QUICK
