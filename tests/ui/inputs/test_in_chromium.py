@@ -75,6 +75,7 @@ def stroke(page) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + 0.65 * box["width"], middle, steps=5)
     page.mouse.up()
+    expect(page.locator("#mask").get_by_role("button", name="Undo")).to_be_enabled()
 
 
 def test_the_first_screen_of_a_phone_has_the_prompt_and_the_button(open_sd1):
