@@ -39,7 +39,7 @@ def find_notices(run: Run) -> list[str]:
         lines.append(f"negative prompt: no effect, because {reason}")
     elif negative:
         texts.append(("negative prompt", negative))
-    if run.request.prompt_syntax == "weighted":  # the model reads all of it, and refuses LoRA tags
+    if run.request.prompt_syntax == "weighted":  # the model reads all of it, and its LoRA tags
         return lines
     return [*lines, *_lora_tags([text for _, text in texts]), *_cut(texts, tokenizers)]
 
