@@ -21,7 +21,7 @@ from tests.fuzz import edits, folders, pickles, tabs, text_edits
 from tests.fuzz.doors import command, library, page, tab
 from tests.fuzz.doors.outcomes import Options, Outcome
 from tests.fuzz.edits import Edit
-from tests.fuzz.named import embeddings, hostile_files, loras, pictures, syntax
+from tests.fuzz.named import controls, embeddings, hostile_files, loras, pictures, syntax
 from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, OF_PROMPTS, PLAIN, PNG_KEYS, TEXTS, WORDS
 from tests.fuzz.watch import watching
 
@@ -352,14 +352,6 @@ def style_cases(draw: st.DrawFn) -> Case:
     return Case("sd1", (("styles", content),), "command", "sample", (("--styles", "styles"), ("--style", name)))
 
 
-@st.composite
-def file_cases(draw: st.DrawFn) -> Case:
-    """Single files, most of them hostile."""
-    how = draw(st.sampled_from(["sound", *hostile_files.CONTENTS]))
-    edit = "single", how, str(draw(st.integers(0, 1000)))
-    return Case("sd1", (edit,), "command", draw(st.sampled_from(["sample file", "sample file", "info file"])))
-
-
 GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "png": png_cases(),
     "command": command_cases(),
@@ -369,9 +361,11 @@ GROUPS: dict[str, st.SearchStrategy[Case]] = {
     "styles": style_cases(),
     "dropped": (tabs.dropped() | tabs.dropped() | tabs.dropping(png_edits())).map(lambda drawn: Case("bare", *drawn)),
     "history": tabs.clicks().map(lambda drawn: Case("bare", *drawn)),
-    "files": file_cases(),
-    "embeddings": embeddings.loaded(edits.HEADERS).map(lambda drawn: Case("sd1", *drawn)),
-    "loras": loras.loaded(edits.HEADERS).map(lambda drawn: Case("sd1", *drawn)),
+    "files": hostile_files.loaded().map(lambda drawn: Case("sd1", *drawn)),
+    **{
+        kind.__name__.split(".")[-1]: kind.loaded(edits.HEADERS).map(lambda drawn: Case("sd1", *drawn))
+        for kind in (embeddings, loras, controls)
+    },
     "syntax": syntax.called().map(lambda drawn: Case(drawn[0], (), "library", "weighted", drawn[1])),
     "pictures": pictures.loaded().map(lambda drawn: Case("sd1", *drawn)),
     **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},

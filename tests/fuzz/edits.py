@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from fastdiff.checkpoints.json_files import MAX_BYTES
 from fastdiff.requests import png
 from tests.fuzz import pickles, text_edits
-from tests.fuzz.named import embeddings, hostile_files, loras, pictures
+from tests.fuzz.named import controls, embeddings, hostile_files, loras, pictures
+from tests.fuzz.named.controls import controlnet
 from tests.fuzz.named.embeddings import embedding
 from tests.fuzz.named.hostile_files import single
 from tests.fuzz.named.loras import lora
@@ -34,7 +35,7 @@ Edit = tuple[str, ...]
 PNG_NAME = "from.png"
 STYLES_NAME, STYLES_HEAD = "styles.csv", "name,prompt,negative_prompt"
 # Edits that write a file
-NEW_FILES = ("settings", "chunk", "styles", "write_dropped", "single", "embedding", "lora", "picture")
+NEW_FILES = ("settings", "chunk", "styles", "write_dropped", "single", "embedding", "lora", "picture", "controlnet")
 
 
 def apply(edits: tuple[Edit, ...], folder: Path) -> None:
@@ -225,7 +226,7 @@ def styles(folder: Path, content: str) -> None:
 
 _OF_TEXT = ("option", "no_option", "within", "whole", "shard", "encoded", "vocabulary", "merges")
 _OF_FILES = (strange, swapped, flip, truncate, append, header, tensor, pickled)
-_NEW = (settings, chunk, styles, write_dropped, single, embedding, lora, picture)
+_NEW = (settings, chunk, styles, write_dropped, single, embedding, lora, picture, controlnet)
 EDITS: dict[str, Callable[..., None]] = {
     **{name: getattr(text_edits, name) for name in _OF_TEXT},
     **{each.__name__: each for each in (*_OF_FILES, *_NEW)},
@@ -244,6 +245,8 @@ def must_be_refused(edit: Edit) -> bool:
         return loras.must_be_refused(*words)
     if name == "picture":
         return pictures.must_be_refused(*words)
+    if name == "controlnet":
+        return controls.must_be_refused(*words)
     if name == "single":
         return words[0] in hostile_files.REFUSED
     return (name == "pickled" and words[1] not in pickles.HARMLESS) or name == "shard"

@@ -29,6 +29,7 @@ COUNTS = {
     "embeddings": 120,
     "pictures": 120,
     "loras": 120,
+    "controls": 80,
 }  # cases per round (default: 100)
 ROUNDS = {"text": 3, "sdxl": 2, "command": 2}  # (default: 1)
 

@@ -12,6 +12,7 @@ from typing import Any
 import diffusers
 import numpy as np
 import torch
+from PIL import Image
 
 import fastdiff
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
@@ -22,7 +23,7 @@ from fastdiff.models.classes import DENOISERS
 from fastdiff.text.tokenizer import CLIPTokenizer
 from tests.fuzz.doors.outcomes import REFUSALS, Options, Outcome, guarded
 from tests.fuzz.folders import MODELS, SCHEDULER
-from tests.fuzz.named import embeddings, loras
+from tests.fuzz.named import controls, embeddings, loras
 from tests.fuzz.values import OBJECTS, PROMPT
 
 
@@ -231,8 +232,23 @@ def _adapters(folder: Path, options: dict[str, Any]) -> list[str]:
     return problems if torch.equal(before, _bits(pipe)) else [*problems, "other bits after unloading"]
 
 
-def _bits(pipe: Any) -> torch.Tensor:
-    return pipe(PROMPT, num_inference_steps=1, seed=3, output_type="pt").images
+@guarded
+def _control(folder: Path, options: dict[str, Any]) -> list[str]:
+    """Draw with the ControlNet beside a model. A sound call afterwards has the bits of one before."""
+    net = options.pop("controlnet", folder / controls.NAME)
+    pipe = fastdiff.Pipeline.from_pretrained(folder, controlnet=net, device="cpu")
+    sound: dict[str, Any] = {"image": Image.new("RGB", (16, 16), (200, 10, 60)), "height": 16, "width": 16}
+    sound = sound if pipe.controlnet is not None else {}
+    before = _bits(pipe, **sound)
+    try:
+        return _draw(pipe, sound | options)
+    finally:
+        if not torch.equal(_bits(pipe, **sound), before):
+            raise AssertionError("other bits after a call")
+
+
+def _bits(pipe: Any, **options: Any) -> torch.Tensor:
+    return pipe(PROMPT, num_inference_steps=1, seed=3, output_type="pt", **options).images
 
 
 LIBRARY: dict[str, Callable[[Path, dict[str, Any]], Outcome]] = {
@@ -245,4 +261,5 @@ LIBRARY: dict[str, Callable[[Path, dict[str, Any]], Outcome]] = {
     "scheduler": _scheduler,
     "accelerate": _accelerate,
     "adapters": _adapters,
+    "control": _control,
 }

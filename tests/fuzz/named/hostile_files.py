@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 from safetensors.torch import save
 
 from tests.checkpoints.single_files import ldm
@@ -97,3 +98,10 @@ CONTENTS: dict[str, Callable[[int], bytes]] = {
 REFUSED = ("many keys", "only many keys", "no shape", "two models", "two U-Nets", "a LoRA", "paths", "only paths")
 REFUSED += ("for inpainting", "a refiner's encoder")
 REFUSED += ("control characters", "truncated", "100 MB of header", "2^63 of header", "unknown dtype", "a pickle")
+
+
+@st.composite
+def loaded(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Return the edits, the door and what to call, of a case of a single file. Most are hostile."""
+    edit = "single", draw(st.sampled_from(["sound", *CONTENTS])), str(draw(st.integers(0, 1000)))
+    return (edit,), "command", draw(st.sampled_from(["sample file", "sample file", "info file"]))

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fastdiff import InputError, Pipeline, report
+from fastdiff.diffusion import loop
 from fastdiff.models.controlnet import ControlNetModel
 from fastdiff.models.live import model_like
 from tests.parity.image_starts.pictures import as_array, as_tensor, mask, picture
@@ -124,11 +125,12 @@ def test_a_step_without_a_controlnet_costs_nothing(two, counted):
     assert counted.count("embed_condition") == 2
 
 
-def test_a_run_of_no_steps_is_the_pipeline_without_it(plain, pipe):
+def test_a_run_of_no_steps_is_the_pipeline_without_it(plain, pipe, counted):
     expected = plain("a cat", height=16, width=20, **STEPS).images
     off = {"controlnet_conditioning_scale": 0.0}, {"control_guidance_start": 0.3, "control_guidance_end": 0.31}
     for options in off:
         assert torch.equal(pipe("a cat", image=CONTROL, **options, **STEPS).images, expected)
+        assert "add_to" not in counted
     assert not torch.equal(pipe("a cat", image=CONTROL, **STEPS).images, expected)
     assert torch.equal(plain("a cat", height=16, width=20, **STEPS).images, expected)
 
@@ -140,6 +142,19 @@ def test_guess_mode_leaves_the_unconditional_half(pipe):
     assert not torch.equal(*guessed)
     part = pipe("a cat", guidance_scale=3.0, guidance_stop=0.5, **options).images
     assert not torch.equal(part, guessed[1])
+
+
+@pytest.mark.parametrize("options", [{}, {"guess_mode": True}, {"guess_mode": True, "pooled": True}], ids=str)
+def test_a_batch_at_once_as_on_a_gpu(options, plain, monkeypatch):
+    """A GPU computes all pictures and both halves of a step at once; on a CPU that gives other bits."""
+    pooled = options.get("pooled", False)
+    pipe = plain.with_parts(controlnet=[tiny_controlnet("sd1", i, global_pool_conditions=pooled) for i in (4, 5)])
+    pictures = [[picture(i), picture(9 + i)] for i in range(3)]
+    given = {"image": pictures, "guess_mode": options.get("guess_mode", False), "control_guidance_end": [1.0, 0.5]}
+    expected = pipe(["a cat", "riding", "a cat"], **given, **STEPS).images
+    monkeypatch.setattr(loop._Loop, "take_step", loop._Loop.step_as_graph)
+    found = pipe(["a cat", "riding", "a cat"], **given, **STEPS).images
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
 def test_pictures_are_drawn_one_each_unless_more_are_asked_for(pipe):
