@@ -21,6 +21,7 @@ The benchmark begins nothing that would end after `--budget` seconds: without ti
 `compile`. `--tiny` tries the benchmark on tiny models and few steps, on any machine.
 """
 
+import argparse
 import gc
 import io
 import statistics
@@ -65,9 +66,7 @@ class Workload:
 
 
 def main() -> None:
-    PARSER.add_argument("--budget", type=float, default=500.0, help="seconds (default: 500)")
-    PARSER.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16", help="default: bfloat16")
-    PARSER.add_argument("--tiny", action="store_true", help="tiny models and few steps, on any machine")
+    add_options(PARSER)
     names, options = chosen(WORKLOADS), command_line()
     if options.tiny:
         pipelines.use_tiny_configs()
@@ -79,11 +78,25 @@ def main() -> None:
     report("pictures_in", rows(names, options.dtype, end, tiny=options.tiny), by=("workload", "dtype"))
 
 
-def rows(names: list[str], dtype: str, end: float, *, tiny: bool) -> Iterator[dict[str, Any]]:
-    """Yield the rows of workloads until the time `end`."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--budget", type=float, default=500.0, help="seconds (default: 500)")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16", help="default: bfloat16")
+    parser.add_argument("--tiny", action="store_true", help="tiny models and few steps, on any machine")
+
+
+def rows(
+    names: list[str],
+    dtype: str,
+    end: float,
+    *,
+    tiny: bool,
+    workloads: Mapping[str, Workload] | None = None,
+    ways: Mapping[str, Callable[[Any], Any]] = WAYS,
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of workloads until the time `end`. The default workloads are WORKLOADS."""
     model, pipe = "", None
     for name in names:
-        workload = WORKLOADS[name]
+        workload = (WORKLOADS if workloads is None else workloads)[name]
         if time.monotonic() + workload.measuring > end:
             print(f"no time for {name}", flush=True)
             continue
@@ -92,15 +105,24 @@ def rows(names: list[str], dtype: str, end: float, *, tiny: bool) -> Iterator[di
             free()
             model, pipe = workload.model, pipelines.random_pipeline(workload.model, getattr(torch, dtype))
         steps = TINY_STEPS if tiny else workload.steps
-        yield {"workload": name, "dtype": dtype, "steps": steps} | Comparison(workload, pipe, steps, end).results()
+        yield {"workload": name, "dtype": dtype, "steps": steps} | Comparison(
+            workload, pipe, steps, end, ways
+        ).results()
         free()
 
 
 class Comparison:
     """Measures one workload in each way."""
 
-    def __init__(self, workload: Workload, pipe: Any, steps: int, end: float):
-        self.workload, self.pipe, self.steps, self.end = workload, pipe, steps, end
+    def __init__(
+        self,
+        workload: Workload,
+        pipe: Any,
+        steps: int,
+        end: float,
+        builders: Mapping[str, Callable[[Any], Any]] = WAYS,
+    ):
+        self.workload, self.pipe, self.steps, self.end, self.builders = workload, pipe, steps, end, builders
         self.size = pipe.unet.config.sample_size * pipe.vae_scale_factor
         self.few = max(2, steps // SHORT)
         self.needed = workload.compiling + workload.measuring
@@ -111,7 +133,7 @@ class Comparison:
     def results(self) -> dict[str, Any]:
         """Return the row. A way that fails has its `failure`, and a row without the same picture has no times."""
         expected = None
-        for who in WAYS:
+        for who in self.builders:
             if who == "compile" and time.monotonic() + self.needed > self.end:
                 self.found["compile_failure"] = "no time"
                 continue
@@ -133,7 +155,7 @@ class Comparison:
     def begin(self, who: str) -> Tensor:
         """Build a way and measure it alone. Return the latents of a whole call."""
         before = reserved_bytes() if GPU else 0
-        pipes = self.ways[who] = WAYS[who](self.pipe)
+        pipes = self.ways[who] = self.builders[who](self.pipe)
         self.found[f"{who}_first_s"] = seconds(lambda: self.call(who, self.few))
         if GPU:
             self.found[f"{who}_peak_bytes"] = held_bytes(lambda: self.call(who, self.few)) - before

@@ -90,21 +90,22 @@ def of_fastdiff(pipe: Any) -> fastdiff.TextToImagePipeline:
 
 def of_diffusers(pipe: Any) -> Theirs:
     """Return copies whose U-Net and VAE are channels-last, as diffusers' manual recommends for speed."""
-    return _sharing(_copies(pipe))
+    return _sharing(copies(pipe))
 
 
 def of_compiled(pipe: Any) -> Theirs:
     """Return the same, with a U-Net that is compiled when it is called."""
-    parts = _copies(pipe)
+    parts = copies(pipe)
     return _sharing(parts | {"unet": compile_diffusers(parts["unet"])})
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {"eager": of_diffusers, "fastdiff": of_fastdiff, "compile": of_compiled}
 
 
-def _copies(pipe: Any) -> dict[str, Any]:
+def copies(pipe: Any) -> dict[str, Any]:
+    """Return copies of all parts. The models of a step and the VAE are channels-last."""
     parts = {name: copy.deepcopy(part) for name, part in pipe.components.items()}
-    for name in ("unet", "vae"):
+    for name in parts.keys() & {"unet", "vae", "controlnet"}:
         parts[name].to(memory_format=torch.channels_last)
     return parts
 
