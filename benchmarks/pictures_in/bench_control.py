@@ -43,8 +43,8 @@ def two(pipe: Any, size: int, given: Mapping[str, Any]) -> Any:
 
 
 WORKLOADS = {
-    "sdxl-one-controlnet": Workload("sdxl-control", 30, one, one, lambda steps: steps, 100, 150),
-    "sd15-two-controlnets": Workload("sd15-two-controls", 30, two, two, lambda steps: steps, 40, 100),
+    "sdxl-one-controlnet": Workload("sdxl-control", 30, one, one, lambda steps: steps, 60, 150),
+    "sd15-two-controlnets": Workload("sd15-two-controls", 30, two, two, lambda steps: steps, 35, 80),
 }
 
 if __name__ == "__main__":
