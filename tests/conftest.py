@@ -189,6 +189,16 @@ def text_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def inpainting_folder(tmp_path_factory):
+    """Return the folder of a tiny text pipeline whose U-Net reads the mask."""
+    from tests.support.text_pipelines import text_pipeline, tiny_unet
+
+    path = tmp_path_factory.mktemp("inpainting")
+    text_pipeline("sd1", unet=tiny_unet("sd1", in_channels=9)).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
 def text_pipes(text_folder):
     """Return diffusers' tiny text pipeline of a kind and ours with the same weights. Tests must not change them."""
     from fastdiff import Pipeline

@@ -17,7 +17,7 @@ from fastdiff.errors import InputError
 from fastdiff.requests.completion import Cell
 from fastdiff.requests.defaults import BULK
 from fastdiff.requests.png import canonical_json
-from fastdiff.requests.request import Request
+from fastdiff.requests.request import BASE, Request
 from fastdiff.runs.drawing import Run
 
 FormatName = Literal["png", "webdataset", "npz"]
@@ -104,16 +104,21 @@ class Plan:
         seeds = [cell.seed for cell in cells]
         subjects = list(dict.fromkeys(cell.label_name if cell.prompt is None else cell.prompt for cell in cells))
         pictures = [_identity(cell) for cell in cells]
-        images = list(dict.fromkeys(cell.start.picture.sha256 for cell in cells if cell.start))
+        starts = [cell.start for cell in cells if cell.start]
+        inputs = {
+            "images": dict.fromkeys(start.picture.sha256 for start in starts),
+            "masks": dict.fromkeys(start.mask.picture.sha256 for start in starts if start.mask),
+        }
         settings = {Request.SHOWN_AS.get(name, name): value for name, value in request.as_record().items()}
-        settings.pop("init-image", None)  # its hash is in `images`
+        for name in ("init-image", f"{BASE}height", f"{BASE}width"):  # the picture's hash is in `images`
+            settings.pop(name, None)
         return settings | {
             "height": request.height,
             "width": request.width,
             "pictures": len(cells),
             "seeds": f"{min(seeds)} to {max(seeds)}",
             "prompts" if request.prompt else "labels": f"{len(subjects)} of SHA-256 {_digest(subjects)[:16]}",
-            **({"images": f"{len(images)} of SHA-256 {_digest(images)[:16]}"} if images else {}),
+            **{name: f"{len(each)} of SHA-256 {_digest([*each])[:16]}" for name, each in inputs.items() if each},
             "order": f"SHA-256 {_digest(pictures)[:16]}",
             "shard-size": self.shard_size,
             "format": self.format,

@@ -1,30 +1,41 @@
 """The file of `--spec`: one row per label or prompt, with a seed and a number of pictures. Imports no torch.
 
 A .json file holds a list of objects, a .jsonl file one object per line, and a .csv file a header and one row per line.
-The names are label or prompt, seed, num_images, image and strength. The run's values replace those that a row leaves
-out. An image is a file, relative to the folder of the spec.
+The names are label or prompt, seed, num_images, image, strength and mask. The run's values replace those that a row
+leaves out. An image or a mask is a file, relative to the folder of the spec.
 """
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from fastdiff.arguments import naming, shown
 from fastdiff.checkpoints.json_files import parse_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.kinds import MAX_PICTURES, MAX_SEED, Fraction, Label, Pictures, Prompt, Seed
-from fastdiff.requests.completion import Cell, begin, complete, label_cells, seeds_from, sized_as
+from fastdiff.requests.completion import (
+    WHOLE,
+    Cell,
+    begin,
+    complete,
+    label_cells,
+    mask_of,
+    read_mask,
+    read_picture,
+    seeds_from,
+    sized_as,
+)
 from fastdiff.requests.defaults import BULK, SEED
-from fastdiff.requests.input_picture import InputPicture, Start
+from fastdiff.requests.input_picture import InputPicture, Mask, Start
 from fastdiff.requests.prompt_file import read_text
 from fastdiff.requests.request import FileName, Request
 from fastdiff.schema import Wanted, checked
 
-NAMES = ("label", "prompt", "seed", "num_images", "image", "strength")
+NAMES = ("label", "prompt", "seed", "num_images", "image", "strength", "mask")
 _KINDS: Mapping[str, Any] = {
     "label": Annotated[Label | str | None, Wanted("the name or index of a label")],
     "prompt": Prompt | None,
@@ -32,6 +43,7 @@ _KINDS: Mapping[str, Any] = {
     "num_images": Pictures | None,
     "image": FileName | None,
     "strength": Fraction | None,
+    "mask": FileName | None,
 }
 
 
@@ -45,6 +57,7 @@ class Row:
     num_images: int | None = None
     image: str | None = None  # a path
     strength: float | None = None
+    mask: str | None = None  # a path
 
 
 def read_rows(path: str) -> list[Row]:
@@ -61,8 +74,13 @@ def read_rows(path: str) -> list[Row]:
         raise InputError(f"spec {path} has no rows; write one per label or prompt")
     with naming(f"spec {path}"):
         rows = [_row(number, value) for number, value in enumerate(values, 1)]
-    folder = Path(path).parent
-    return [row if row.image is None else replace(row, image=str(folder / row.image)) for row in rows]
+    return [_beside(row, Path(path).parent) for row in rows]
+
+
+def _beside(row: Row, folder: Path) -> Row:
+    """Return the row with the paths of its files from where the command runs."""
+    image, mask = (None if path is None else str(folder / path) for path in (row.image, row.mask))
+    return replace(row, image=image, mask=mask)
 
 
 def _json(text: str) -> Iterable[Any]:
@@ -125,47 +143,120 @@ def complete_rows(
     prompts = tuple(dict.fromkeys(row.prompt for row in rows if row.prompt is not None))
     if (labels or prompts) and not all(row.label is not None or row.prompt is not None for row in rows):
         raise InputError("spec: some rows have no label or prompt and others do; give each row one")
-    pictures = _pictures(rows, pixels)
+    inputs = _Inputs.read(rows, request, pixels=pixels)
     first = replace(request, label=labels[:1], prompt=prompts[:MAX_PICTURES], seed=SEED, num_images=1)
-    if pictures:
-        first = _sized(first, list(pictures.values()), card)
-        first = first if first.init_image else replace(first, strength=None)
-    completed, (cell, *_) = complete(first, card, BULK)
+    completed = _complete_inputs(first, inputs, rows, card) if inputs.of_rows else complete(first, card, BULK)[0]
     for what, has, given in (("label", completed.label, labels), ("prompt", completed.prompt, prompts)):
         if has and not given:
             raise InputError(f"spec: {card.name} draws from {what}s, and no row has one; give each row a {what}")
     cells: list[Cell] = []
     for number, row in enumerate(rows, 1):
-        picture = cell.start.picture if row.image is None and cell.start else pictures.get(row.image or "")
+        picture, mask = inputs.of(row)
         strength = request.strength if row.strength is None and picture else row.strength
         with naming(f"spec: row {number}"):
-            start = begin(picture, strength, completed.num_inference_steps or 0, card)
+            start = begin(picture, strength, completed.num_inference_steps or 0, card, mask)
+            if mask is not None and completed.upscale is not None:
+                raise InputError(WHOLE)
         cells += _cells(row, request, card, BULK.most_pictures - len(cells), start)
     return completed, cells
 
 
-def _pictures(rows: list[Row], pixels: bool) -> dict[str, InputPicture]:
-    """Return the pictures that rows start from, by path, each read once."""
-    found: dict[str, InputPicture] = {}
+def _complete_inputs(request: Request, inputs: "_Inputs", rows: list[Row], card: ModelCard) -> Request:
+    """Return a request completed, whose rows say what pictures start from."""
+    inputs.check_reader(card)
+    pairs = [inputs.of(row) for row in rows]
+    request = _sized(request, pairs, card)
+    completed, *other = [complete(request, card, BULK, masked=each)[0] for each in {bool(mask) for _, mask in pairs}]
+    if other and other[0].guidance_scale != completed.guidance_scale:
+        raise InputError("spec: with a mask the model has another guidance scale than without; give --cfg-scale")
+    return replace(completed, strength=request.strength if request.init_image else None)
+
+
+Pair: TypeAlias = tuple[InputPicture | None, Mask | None]
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """Hold what rows start from by path, each file read once. Under None is what the run gives."""
+
+    pictures: Mapping[str | None, InputPicture | None]
+    masks: Mapping[str | None, Mask | None]
+
+    @classmethod
+    def read(cls, rows: list[Row], request: Request, *, pixels: bool) -> "_Inputs":
+        pictures: dict[str | None, InputPicture | None] = dict(_read(rows, "image", pixels))
+        masks: dict[str | None, Mask | None] = {
+            path: mask_of(each, request) for path, each in _read(rows, "mask", pixels)
+        }
+        own = None if masks and request.mask is None else read_mask(request)
+        return cls({**pictures, None: read_picture(request)}, {**masks, None: own})
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether a row has a picture or a mask."""
+        return len(self.pictures) > 1 or len(self.masks) > 1
+
+    def check_reader(self, card: ModelCard) -> None:
+        """Raise InputError, which names a file of a row, for a model that reads no text and so starts from nothing."""
+        if card.reads_text:
+            return
+        files = [picture for path, picture in self.pictures.items() if picture and path is not None]
+        files += [mask.picture for path, mask in self.masks.items() if mask and path is not None]
+        raise InputError(f"{files[0].setting}: {card.name} has no text encoder; leave it out")
+
+    def of(self, row: Row) -> Pair:
+        """Return the picture and the mask of a row. The run's mask is for rows with a picture."""
+        picture = self.pictures[row.image]
+        return picture, None if picture is None and row.mask is None else self.masks[row.mask]
+
+
+def _read(rows: list[Row], name: str, pixels: bool) -> Iterator[tuple[str, InputPicture]]:
+    """Yield the path of each picture of a column, and the picture."""
+    known: set[str] = set()
     for number, row in enumerate(rows, 1):
-        if row.image is not None and row.image not in found:
-            found[row.image] = InputPicture.read(row.image, f"spec: row {number}: image", pixels=pixels)
-    return found
+        path = getattr(row, name)
+        if path is not None and path not in known:
+            known.add(path)
+            yield path, InputPicture.read(path, f"spec: row {number}: {name}", pixels=pixels)
 
 
-def _sized(request: Request, pictures: list[InputPicture], card: ModelCard) -> Request:
-    """Return the request with the size of the pictures. Raises InputError for pictures of several sizes."""
-    if not card.reads_text:
-        raise InputError(f"{pictures[0].setting}: {card.name} has no text encoder; leave it out")
-    first = pictures[0]
-    other = next((each for each in pictures if each.size != first.size), None)
+def _sized(request: Request, inputs: list[Pair], card: ModelCard) -> Request:
+    """Return the request with the size of the pictures without masks, if there are any.
+
+    Raises InputError for pictures of several sizes, unless the request gives one.
+    """
+    _check_crops(inputs)
+    plain = [picture for picture, mask in inputs if picture is not None and mask is None]
+    if not plain:
+        return request
+    first = plain[0]
+    other = next((each for each in plain if each.size != first.size), None)
     if other is not None and None in (request.height, request.width):
         sizes = ["{} x {}".format(*each.size) for each in (other, first)]
         raise InputError(
             f"{other.setting} {shown(other.name)} is {sizes[0]}, and the first picture is {sizes[1]}; give --height and"
             " --width, and all become this size"
         )
-    return sized_as(first, request, card)
+    sized = sized_as(first, request, card)
+    some_are_masked = any(mask is not None for _, mask in inputs)
+    if some_are_masked and None in (request.height, request.width) and card.size != (sized.width, sized.height):
+        raise InputError(
+            "spec: rows with a mask have the model's size, and rows without have their picture's; give --height and"
+            " --width, and all become this size"
+        )
+    return sized
+
+
+def _check_crops(inputs: list[Pair]) -> None:
+    """Raise InputError if pictures would have several sizes, as their parts are put back into them."""
+    crops = [mask.crop is not None for _, mask in inputs if mask is not None]
+    if not any(crops):
+        return
+    sizes = {None if mask is None or picture is None else picture.size for picture, mask in inputs}
+    if len(sizes) > 1:
+        raise InputError(
+            "mask-crop: it keeps the size of each row's picture; give pictures of one size, or leave it out"
+        )
 
 
 def _cells(row: Row, request: Request, card: ModelCard, most: int, start: Start | None) -> list[Cell]:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, get_args
 from fastdiff.arguments import did_you_mean, word
 from fastdiff.checkpoints.single_files.listing import VARIABLE
 from fastdiff.errors import InputError
-from fastdiff.kinds import PredictionType
+from fastdiff.kinds import MAX_UPSCALE, PredictionType, UpscaleMode
 from fastdiff.requests import defaults
 from fastdiff.requests.request import DTYPES, PRECISIONS
 from fastdiff.requests.syntax import EMPHASES, EMPHASIS, SYNTAX, SYNTAXES
@@ -162,7 +162,9 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     lora = "LoRA; may be repeated (default WEIGHT: 1)"
     add("--lora", action="append", metavar="FILE[:WEIGHT]", help=lora)
     add("--init-image", metavar="FILE", help="picture to start from, which the prompt changes: image to image")
-    add("--strength", type=float, metavar="X", help="how much of it changes, 0 to 1 (default: 0.8; SDXL 0.3)")
+    add("--strength", type=float, metavar="X", help="how much of it changes, 0 to 1 (default: 0.8; SDXL 0.3; masks 1)")
+    _add_mask_arguments(add)
+    _add_upscale_arguments(add)
     add("--label", action="append", help=f"name or index; may be repeated (default: {labels})")
     add("--num-images", type=int, metavar="N", help=f"per label or prompt (default: {pictures})")
     seeds = f"first seed, list such as 1,2,5-10, or random, also -1 (default: {defaults.SEED})"
@@ -174,8 +176,26 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     add("--models-dir", metavar="DIR", help=Rare(f"--from looks here for models (${VARIABLE})"))
     for kind in ("embedding", "lora"):
         add(f"--{kind}-dir", metavar="DIR", help=Rare(f"--from looks here for --{kind}"))
-    add("--input-dir", metavar="DIR", help=Rare("--from looks here for the picture of --init-image"))
+    add("--input-dir", metavar="DIR", help=Rare("--from looks here for --init-image and --mask"))
     _add_sampling_arguments(parser)
+
+
+def _add_mask_arguments(add: Add) -> None:
+    add("--mask", metavar="FILE", help="paint --init-image anew where this picture is white: inpainting")
+    blur = "blur the mask, which moves its edge (default: 0)"
+    add("--mask-blur", type=float, metavar="RADIUS", help=Rare(blur))
+    crop = "draw only the part around the mask, with this margin, and put it back"
+    add("--mask-crop", type=int, metavar="PIXELS", help=Rare(crop))
+
+
+def _add_upscale_arguments(add: Add) -> None:
+    larger = f"draw, enlarge so many times, 1 to {MAX_UPSCALE}, and go on from there"
+    add("--upscale", type=float, metavar="X", help=larger)
+    strength = f"how much the enlarged picture changes, 0 to 1 (default: {defaults.UPSCALE_STRENGTH})"
+    add("--upscale-strength", type=float, metavar="X", help=strength)
+    modes = get_args(UpscaleMode)
+    latent = f"enlarge {' or '.join(modes)}, which wants a strength of 0.55 to 0.7 (default: {defaults.UPSCALE_MODE})"
+    add("--upscale-mode", choices=modes, metavar="NAME", help=Rare(latent))
 
 
 def add_scheduler_argument(add: Callable[..., argparse.Action]) -> None:

@@ -56,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("output").add_argument
-    rows = ".json, .jsonl or .csv file of rows: label or prompt, seed, num_images, image, strength; replaces --label"
+    columns = "label or prompt, seed, num_images, image, strength, mask"
+    rows = f".json, .jsonl or .csv file of rows: {columns}; replaces --label"
     add("--spec", metavar="FILE", help=rows)
     add("-o", "--out", required=True, metavar="DIR", help="output folder; several hosts may share it")
     add("--format", choices=FORMATS, default="png", help="folders of PNGs, webdataset tars or .npz (default: png)")
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from fastdiff.runs.drawing import find_model
     from fastdiff.runs.model_files import located
     from fastdiff.runs.option_files.embeddings import with_embeddings_here
-    from fastdiff.runs.option_files.inputs import with_input_here
+    from fastdiff.runs.option_files.inputs import with_inputs_here
     from fastdiff.runs.option_files.loras import with_loras_here
 
     if args.spec and (args.styles or args.style):
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     request = located(Request.from_flags(vars(args), source), source, args.models_dir)
     request = with_embeddings_here(request, source, args.embedding_dir)
     request = with_loras_here(request, source, args.lora_dir)
-    request = with_input_here(request, source, args.input_dir, args.init_image)
+    request = with_inputs_here(request, source, args.input_dir, vars(args))
     sizes = {"shard_size": args.shard_size, "batch_size": args.batch_size}
     plan = Plan.make(request, find_model(request), spec=args.spec, format=args.format, decode=not is_worker(), **sizes)
     folder = Folder(args.out, args.format)

@@ -10,7 +10,7 @@ from fastdiff.cli.streams import require_stdout
 SHELLS = ("bash", "zsh", "fish")
 MODELS = {"model"}  # what a flag takes, by the name in the parsed arguments
 FILES = {"prompt_file", "styles", "source", "spec", "file", "auth", "grid", "out", "vae"}
-FILES |= {"embedding", "lora", "init_image"}
+FILES |= {"embedding", "lora", "init_image", "mask"}
 FOLDERS = {"config", "models_dir", "embedding_dir", "lora_dir", "input_dir", "outputs", "preview_vae", "folder"}
 
 

@@ -140,7 +140,12 @@ def _widened(first: int, last: int, wanted: float, most: int) -> tuple[int, int]
 
 
 def _in_a_mode_to_resize(mask: Image.Image) -> Image.Image:
-    return mask if mask.mode in RESIZED else mask.convert("L")
+    if isinstance(mask.info.get("transparency"), bytes):
+        mask = mask.copy()
+        del mask.info["transparency"]  # else PIL warns that it drops the palette's alphas
+    if mask.mode in RESIZED:
+        return mask
+    return (mask.convert("RGB") if mask.mode == "LAB" else mask).convert("L")  # PIL has no grey of LAB
 
 
 def _stacked(masks: Sequence[Any], given: Any) -> Tensor:

@@ -19,10 +19,12 @@ from fastdiff.requests.defaults import (
     complete_sampling,
     strength_of,
 )
-from fastdiff.requests.input_picture import InputPicture, Mask, Start
+from fastdiff.requests.input_picture import MASK, InputPicture, Mask, Start
 from fastdiff.requests.request import INPUT_SETTINGS, PROMPT_SETTINGS, UPSCALE_SETTINGS, Request
 from fastdiff.requests.syntax import EMPHASIS, SYNTAX
 from fastdiff.sampler_names import ETAS
+
+WHOLE = "upscale: it enlarges whole pictures, not with a mask; enlarge the result in a second run"
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,14 @@ class Cell:
 
 
 def complete(
-    request: Request, card: ModelCard, defaults: Defaults, *, of_rows: bool = False
+    request: Request, card: ModelCard, defaults: Defaults, *, masked: bool | None = None
 ) -> tuple[Request, list[Cell]]:
     """Return `request` with its open choices made for `card` and its seeds listed, and the pictures it asks for.
 
     The pictures are labels x seeds or prompts x seeds, in that order. The labels of a group alternate from seed to
     seed. Raises InputError for anything that the model cannot do.
 
-    of_rows: without `init_image`, what the pictures start from is not known yet.
+    masked: whether pictures have masks, if what they start from is not known yet.
     """
     prompts = _prompts(request, card, defaults)
     _check_syntax(request)
@@ -56,11 +58,11 @@ def complete(
         use_clipped_model_output=request.use_clipped_model_output,
         guidance_scale=request.guidance_scale,
     )
-    masked = request.mask is not None
-    sampling = complete_sampling(asked, ModelFacts.of(card), defaults, labelled=bool(labels), masked=masked)
+    has_mask = request.mask is not None if masked is None else masked
+    sampling = complete_sampling(asked, ModelFacts.of(card), defaults, labelled=bool(labels), masked=has_mask)
     _check_sampling(sampling, card, labelled=bool(labels))
     _check_interval(request)
-    start = None if of_rows and request.init_image is None else _start(request, sampling.num_inference_steps, card)
+    start = _start(request, sampling.num_inference_steps, card) if masked is None else None
     height, width = _size(_sized(request, start, card), card)
     seeds = _seeds(request, labels, prompts, defaults)
     completed = replace(
@@ -108,26 +110,28 @@ def random_seed(count: int) -> int:
 
 def _start(request: Request, steps: int, card: ModelCard) -> Start | None:
     """Read the picture and the mask of a request."""
+    return begin(read_picture(request), request.strength, steps, card, read_mask(request))
+
+
+def read_picture(request: Request) -> InputPicture | None:
+    """Read the picture that a request starts from. Raises InputError."""
     name, inside = request.init_image, request.init_image_inside
-    picture = None if name is None else InputPicture.read(name, inside=inside)
-    return begin(picture, request.strength, steps, card, read_mask(request))
+    return None if name is None else InputPicture.read(name, inside=inside)
 
 
 def read_mask(request: Request) -> Mask | None:
     """Read the mask of a request. Raises InputError, also for settings of a mask without one."""
-    if request.mask is None:
-        check_no_mask(request)
-        return None
-    return Mask(
-        InputPicture.read(request.mask, "mask", inside=request.mask_inside), request.mask_blur or 0.0, request.mask_crop
-    )
-
-
-def check_no_mask(request: Request) -> None:
-    """Raise InputError for the settings of a mask, where there is none."""
+    if request.mask is not None:
+        return mask_of(InputPicture.read(request.mask, MASK, inside=request.mask_inside), request)
     for name, value in (("mask-blur", request.mask_blur), ("mask-crop", request.mask_crop)):
         if value is not None and (name != "mask-blur" or value):
             raise InputError(f"{name} {value:g}: it is an option of a mask; give --mask, or leave it out")
+    return None
+
+
+def mask_of(picture: InputPicture, request: Request) -> Mask:
+    """Return a mask with the settings of a request."""
+    return Mask(picture, request.mask_blur or 0.0, request.mask_crop)
 
 
 def begin(
@@ -147,13 +151,21 @@ def begin(
         if strength is not None:
             raise InputError(f"strength {strength:g}: it says how much of a picture to change; give --init-image")
         return None
-    if mask is not None and mask.crop is not None and mask.picture.size != picture.size:
-        sizes = ["{} x {}".format(*each.size) for each in (mask.picture, picture)]
-        raise InputError(f"mask-crop: the mask is {sizes[0]}, and the picture is {sizes[1]}; give both the same size")
+    if mask is not None and mask.crop is not None:
+        _check_crop(mask.picture, picture)
     strength = default_strength(card, masked=mask is not None) if strength is None else strength
     if int(steps * strength) < 1:
         raise InputError(f"strength {strength:g}: it leaves none of {steps} steps; raise it, or take more steps")
     return Start(picture, strength, mask)
+
+
+def _check_crop(mask: InputPicture, picture: InputPicture) -> None:
+    """Raise InputError unless a part of a picture can be drawn and put back."""
+    if mask.size != picture.size:
+        sizes = ["{} x {}".format(*each.size) for each in (mask, picture)]
+        raise InputError(f"mask-crop: the mask is {sizes[0]}, and the picture is {sizes[1]}; give both the same size")
+    if mask.is_black():
+        raise InputError(f"mask-crop: {shown(mask.name)} is black, so it shows no part; paint white what shall change")
 
 
 def _sized(request: Request, start: Start | None, card: ModelCard) -> Request:
@@ -198,7 +210,7 @@ def _upscaling(request: Request, steps: int, size: tuple[int | None, int | None]
     if request.upscale in (None, 1) or height is None or width is None:
         return dict.fromkeys(UPSCALE_SETTINGS)
     if request.mask is not None or card.config.inpaints:
-        raise InputError("upscale: it enlarges whole pictures, not with a mask; enlarge the result in a second run")
+        raise InputError(WHOLE)
     strength = UPSCALE_STRENGTH if request.upscale_strength is None else request.upscale_strength
     if int(steps * strength) < 1:
         raise InputError(

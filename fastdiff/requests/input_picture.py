@@ -18,6 +18,7 @@ from fastdiff.requests.png import read_input
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+INIT_IMAGE, MASK = "init-image", "mask"  # the flags of the two, and their names inside a PNG
 MAX_BYTES = 2**28  # of a file
 _UNSAFE = ("EPS",)  # PIL runs another program, Ghostscript, to read it
 _ORIENTATION, _TURNED = 0x0112, range(5, 9)  # EXIF's tag, and its values for pictures that lie on their side
@@ -30,12 +31,12 @@ class InputPicture:
     name: str  # the path, as the user gave it
     sha256: str  # of the file's bytes
     size: tuple[int, int]  # (height, width), upright
-    setting: str = "init-image"  # for messages: the flag, or the column of a spec
+    setting: str = INIT_IMAGE  # for messages: the flag, or the column of a spec
     inside: str | None = None  # the PNG that has the file's bytes
 
     @classmethod
     def read(
-        cls, name: str, setting: str = "init-image", *, inside: str | None = None, pixels: bool = True
+        cls, name: str, setting: str = INIT_IMAGE, *, inside: str | None = None, pixels: bool = True
     ) -> "InputPicture":
         """Read a picture; `pixels`: also decode it. Raises InputError, which names the file, if it is no picture."""
         data = _read(name, setting, inside)
@@ -55,6 +56,13 @@ class InputPicture:
     def open(self) -> "Image":
         """Return the picture as PIL reads it, of any mode. Raises as `data`."""
         return _opened(self)
+
+    def is_black(self) -> bool:
+        """Return whether nothing in the picture is brighter than black. Transparency does not count."""
+        image = self.open()
+        if image.mode == "LAB" or isinstance(image.info.get("transparency"), bytes):
+            image = image.convert("RGBA").convert("RGB")
+        return image.convert("L").getbbox() is None
 
 
 @dataclass(frozen=True)

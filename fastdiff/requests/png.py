@@ -31,6 +31,7 @@ MAX_CHUNKS = 2**20
 MAX_INPUT = 2**26  # bytes of a picture inside a PNG
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
+_UPSCALERS = {"pixels": "Lanczos", "latent": "Latent"}  # A1111's names
 _INPUT_CHUNK = b"fdIn"  # ours: optional, private, and safe to copy. PNG specification, 5.4
 
 
@@ -131,11 +132,12 @@ def _harmless(text: str) -> str:
 def _settings(record: dict[str, Any]) -> dict[str, Any]:
     """Return the settings by A1111's names, in its order, without those that are missing or None.
 
-    A1111 counts Clip skip from 1: 1 uses all layers.
+    A1111 counts Clip skip from 1: 1 uses all layers. Its size of an enlarged picture is the size before.
     """
     scheduler, seed, version = record.get("scheduler"), record.get("seed"), record.get("versions", {}).get("fastdiff")
     sampler, schedule_type = (None, None) if scheduler is None else sampler_name(scheduler)
-    sides = record.get("width"), record.get("height")
+    base = "base_" if record.get("upscale") else ""
+    sides = record.get(f"{base}width"), record.get(f"{base}height")
     settings = {
         "Steps": record.get("num_inference_steps"),
         "Sampler": sampler,
@@ -147,7 +149,10 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         "Model": _model(record["model"]) if "model" in record else None,
         "VAE hash": record["vae_hash"][:10] if record.get("vae_hash") else None,
         "VAE": _last_part(record["vae"]) if record.get("vae") else None,
-        "Denoising strength": record.get("strength"),
+        "Denoising strength": record.get("strength") or record.get("upscale_strength"),
+        **_of_masks(record),
+        "Hires upscale": record.get("upscale"),
+        "Hires upscaler": record.get("upscale") and _UPSCALERS.get(record.get("upscale_mode") or ""),
         "Clip skip": record["clip_skip"] + 1 if record.get("clip_skip") else None,
         "Lora hashes": _loras(record.get("lora") or (), record.get("lora_hashes") or ()),
         "TI hashes": _embeddings(record.get("embedding") or (), record.get("embedding_hashes") or ()),
@@ -161,6 +166,12 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         **_axes(record.get("axes", {})),
     }
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def _of_masks(record: dict[str, Any]) -> dict[str, Any]:
+    crop = record.get("mask_crop")
+    area = {} if crop is None else {"Inpaint area": "Only masked", "Masked area padding": crop}
+    return {"Mask blur": record.get("mask_blur"), **area}
 
 
 def _embeddings(names: Sequence[str], digits: Sequence[str]) -> str | None:

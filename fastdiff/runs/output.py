@@ -40,7 +40,7 @@ class Output:
     columns: int = 1  # of the grid
     kept: Mapping[int, dict[str, Any]] = field(default_factory=dict)  # settings of pictures that exist, by place
     asked: Sequence[Path] = ()  # the pictures' names without numbers, if some have numbers
-    embeds: bool = False  # whether the PNGs hold the picture that the run starts from
+    embeds: bool = False  # whether the PNGs hold the picture that the run starts from, and its mask
 
     @classmethod
     def check(
@@ -63,7 +63,7 @@ class Output:
             out: a folder, a PNG file or a pattern.
             device: where the run draws, which decides its dtype.
             grid: a file, or True for grid.png beside the first picture.
-            embeds: whether the PNGs hold the picture that the run starts from.
+            embeds: whether the PNGs hold the picture that the run starts from, and its mask.
         """
         plans = run.card.config.of_trajectories
         if plans and (resume or grid):
@@ -143,9 +143,8 @@ class Output:
 
     def _inputs(self, cell: Cell) -> dict[str, bytes]:
         """Return the files that the PNG of a picture holds, by setting."""
-        return (
-            {} if cell.start is None or not self.embeds else {each.setting: each.data() for each in cell.start.pictures}
-        )
+        start = cell.start if self.embeds else None
+        return {} if start is None else {each.setting: each.data() for each in start.pictures}
 
     def _write_new(self, first: Path, path: Path, write: Callable[[Path], None], record: Mapping[str, Any]) -> Path:
         """Call `write` with `path`, or with the next of the names from `first` on that is free. Return it."""
@@ -160,11 +159,12 @@ class Output:
 
 
 def _check_inputs(run: Run) -> None:
-    """Raise InputError if the picture that a run starts from is missing, or too large for a place inside a PNG."""
+    """Raise InputError if what a run starts from is missing, or too large for a place inside a PNG."""
     start = run.cells[0].start
     if start is None:
         raise InputError("--embed-inputs: the run starts from no picture; give --init-image, or leave it out")
-    png.check_input(start.picture.name, len(start.picture.data()))
+    for picture in start.pictures:
+        png.check_input(picture.name, len(picture.data()))
 
 
 def _is_taken(path: Path) -> bool:

@@ -55,7 +55,7 @@ def test_rows_of_prompts(tmp_path, make_plan, text_folder):
         (
             "a.json",
             '[{"labels": 1}]',
-            "row 1: unknown labels; a row has label, prompt, seed, num_images, image, strength",
+            "row 1: unknown labels; a row has label, prompt, seed, num_images, image, strength, mask",
         ),
         ("a.json", '[{"label": 1}, {"label": 1, "seed": -1}]', "row 2: seed: -1 is not"),
         ("a.json", '[{"label": 1, "prompt": "a"}]', "row 1: has both label and prompt; leave one out"),
@@ -174,3 +174,114 @@ def test_a_model_of_labels_takes_no_pictures(pictures, make_plan, labelled):
     (pictures / "a.jsonl").write_text('{"label": 1, "image": "a.png"}')
     with pytest.raises(InputError, match=r"row 1: image: .* has no text encoder; leave it out"):
         make_plan(labelled, spec=str(pictures / "a.jsonl"))
+
+
+@pytest.fixture
+def masks(pictures):
+    """The folder of a spec, with pictures and masks of the model's size."""
+    for i, name in enumerate(("m", "n")):
+        Image.effect_noise((16, 16), 9 + i).save(pictures / f"{name}.png")
+    Image.effect_noise((16, 16), 50).save(pictures / "square.png")
+    return pictures
+
+
+def test_rows_have_masks_of_their_own(masks, make_plan, text_folder):
+    (masks / "a.csv").write_text(
+        "prompt,image,strength,mask\na cat,a.png,,m.png\na cat,wide.png,0.5,n.png\na cat,square.png,,\n"
+    )
+
+    def plan(**options):
+        return make_plan(text_folder("sd1"), spec=str(masks / "a.csv"), num_images=None, **options)
+
+    made = plan(mask_blur=2.0)
+    starts = [cell.start for cell in made.run.cells]
+    assert [start.strength for start in starts] == [1.0, 0.5, 0.8]
+    assert [start.mask and start.mask.picture.sha256 for start in starts] == [
+        *(file_hash(masks / f"{name}.png") for name in "mn"),
+        None,
+    ]
+    assert [start.mask and start.mask.blur for start in starts] == [2.0, 2.0, None]
+    assert made.run.size == (16, 16) and made.record["masks"].startswith("2 of SHA-256 ")
+    assert differences(plan(mask_blur=1.0).record, made.record)[0].startswith("order SHA-256")
+    before = made.record
+    shutil.copy(masks / "n.png", masks / "m.png")
+    assert differences(plan(mask_blur=2.0).record, before)[0].startswith("masks 1 of SHA-256")
+
+
+def test_the_runs_picture_and_mask_are_for_rows_without(masks, make_plan, text_folder):
+    def starts(text, **options):
+        (masks / "a.csv").write_text(text)
+        plan = make_plan(text_folder("sd1"), spec=str(masks / "a.csv"), num_images=None, **options)
+        found = [cell.start for cell in plan.run.cells]
+        return [each and (each.picture.name, each.mask and each.mask.picture.name) for each in found]
+
+    own = {name: str(masks / f"{file}.png") for name, file in (("init_image", "square"), ("mask", "n"))}
+    square, n, m, a = (str(masks / f"{name}.png") for name in ("square", "n", "m", "a"))
+    rows = "prompt,image,mask\na cat,,m.png\na cat,a.png,\na cat,,\n"
+    assert starts(rows, **own) == [(square, m), (a, n), (square, n)]
+    assert starts("prompt\na cat\n", **own) == [(square, n)]
+    no_picture = starts("prompt,image\na cat,a.png\na cat,\n", mask=n)
+    assert no_picture == [(a, n), None]
+
+
+def test_rows_with_masks_are_guided_as_inpainting_is(masks, make_plan, text_folder):
+    def plan(rows, **options):
+        (masks / "a.csv").write_text(f"prompt,image,mask\n{rows}")
+        size = {"height": 16, "width": 16, "num_inference_steps": 5}
+        return make_plan(text_folder("sdxl"), spec=str(masks / "a.csv"), num_images=None, **size, **options)
+
+    scales = [plan(f"a cat,square.png,{mask}\n").run.request.guidance_scale for mask in ("m.png", "")]
+    assert scales == [7.5, 5.0]
+    both = "a cat,square.png,m.png\na cat,square.png,\n"
+    with pytest.raises(InputError, match="spec: with a mask the model has another guidance scale than without; give"):
+        plan(both)
+    assert plan(both, guidance_scale=6.0).run.request.guidance_scale == 6.0
+
+
+def test_an_inpainting_model_takes_rows_with_masks(masks, make_plan, inpainting_folder):
+    def plan(text, **options):
+        (masks / "a.csv").write_text(text)
+        return make_plan(inpainting_folder, spec=str(masks / "a.csv"), num_images=None, **options)
+
+    assert plan("prompt,image,mask\na cat,a.png,m.png\n").run.cells[0].start.mask.picture.setting == "spec: row 1: mask"
+    assert plan("prompt,mask\na cat,m.png\n", init_image=str(masks / "a.png")).run.cells[0].start.strength == 1
+    with pytest.raises(InputError, match=r"row 2: mask: .* is for inpainting; give --mask, a picture"):
+        plan("prompt,image,mask\na cat,a.png,m.png\na fox,a.png,\n", height=16, width=16)
+    with pytest.raises(InputError, match=r"mask: .* is for inpainting; give --init-image and --mask"):
+        plan("prompt\na cat\n")
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [
+        ('"mask": "m.png"', {}, "row 1: mask .*m.png': it says where to change a picture; give --init-image"),
+        ('"image": "a.png", "mask": "none.png"', {}, "row 1: mask .* does not exist; give a picture"),
+        ('"image": "a.png", "mask": 3', {}, "row 1: mask: 3 is not a path"),
+        ('"image": "a.png"', {"mask_blur": 2.0}, "mask-blur 2: it is an option of a mask; give --mask"),
+        ('"image": "a.png", "mask": "m.png"', {"mask_crop": 2}, "row 1: mask-crop: the mask is 16 x 16, and the"),
+        ('"image": "square.png", "mask": "m.png"', {"upscale": 2.0}, "row 1: upscale: it enlarges whole pictures"),
+        (
+            '"image": "square.png", "mask": "m.png"}\n{"prompt": "a cat", "image": "a.png"',
+            {},
+            "rows with a mask have the model's size, and rows without have their picture's; give --height",
+        ),
+        (
+            '"image": "square.png", "mask": "m.png"}\n{"prompt": "a cat", "image": "a.png", "mask": "a.png"',
+            {"mask_crop": 2},
+            "mask-crop: it keeps the size of each row's picture; give pictures of one size, or leave it out",
+        ),
+    ],
+)
+def test_masks_that_cannot_be_drawn_with_are_named(masks, make_plan, text_folder, row, options, message):
+    (masks / "a.jsonl").write_text('{"prompt": "a cat", ' + row + "}")
+    with pytest.raises(InputError, match=message):
+        make_plan(text_folder("sd1"), spec=str(masks / "a.jsonl"), num_images=None, num_inference_steps=4, **options)
+
+
+def test_larger_pictures_are_of_their_own_plan(make_plan, text_folder):
+    plain, larger = (
+        make_plan(text_folder("sd1"), prompt=("a cat",), num_inference_steps=4, **x) for x in ({}, {"upscale": 2.0})
+    )
+    assert larger.run.size == (32, 32) and larger.record["upscale"] == 2.0
+    assert (larger.record["height"], "base_height" in larger.record) == (16, False)
+    assert "upscale 2.0, not none" in differences(larger.record, plain.record)

@@ -57,6 +57,24 @@ def test_rows_start_from_their_own_pictures(make_plan, worker, drawn, text_folde
     assert [each["init_image"] for each in records] == [str(tmp_path / f"{name}.png") for name in "abab"]
 
 
+def test_rows_with_masks_and_larger_pictures_are_those_of_sample(make_plan, worker, drawn, text_folder, tmp_path):
+    for i, name in enumerate(("a", "b", "m", "n")):
+        Image.effect_noise((16, 16), 90 + i).save(tmp_path / f"{name}.png")
+    masked = "prompt,image,mask,seed\na cat,a.png,m.png,1\na cat,b.png,n.png,2\na cat,a.png,n.png,3\na cat,a.png,,4\n"
+    for name, rows, options in (
+        ("masks", masked, {"mask_blur": 1.0}),
+        ("crops", masked.replace("a.png,,", "a.png,m.png,"), {"mask_crop": 2}),
+        ("larger", "prompt,seed\na cat,1\na fox,2\na cat,3\n", {"upscale": 1.5, "upscale_strength": 0.6}),
+    ):
+        (tmp_path / "a.csv").write_text(rows)
+        options |= {"spec": str(tmp_path / "a.csv"), "num_images": None, "num_inference_steps": 4}
+        pictures = drawn(make_plan(text_folder("sd1"), batch_size=1, **options))
+        assert len({each.tobytes() for each in pictures}) == len(pictures) >= 3
+        worker(make_plan(text_folder("sd1"), batch_size=4, **options), out := tmp_path / name).work()
+        for path, expected in zip(sorted(out.rglob("*.png")), pictures, strict=True):
+            assert np.array_equal(np.asarray(Image.open(path)), expected), path
+
+
 def test_the_pictures_are_those_of_sample_in_batches_of_any_size(make_plan, worker, drawn, tmp_path):
     pictures = drawn(make_plan())
     for batch_size in (1, 4, 50):

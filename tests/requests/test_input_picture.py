@@ -32,6 +32,22 @@ def test_the_size_is_the_upright_pictures(orientation):
     assert InputPicture.read("a.jpg").size == ((9, 5) if orientation > 4 else (5, 9))
 
 
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK", "LAB", "I;16", "F"])
+def test_black_pictures_are_known_in_any_mode(mode, recwarn):
+    black, grey = (Image.new("L", (9, 5), level) for level in (0, 90))
+    for image, is_black in ((black, True), (grey, False)):
+        if mode == "LAB":
+            image = Image.merge("LAB", (image, *[Image.new("L", image.size, 128)] * 2))
+        elif mode == "I;16":
+            image = image.convert("I").convert("I;16")
+        else:
+            image = image.point(lambda level: level and 255).convert(mode)
+        name = "a.tif" if mode in ("CMYK", "LAB", "F") else "a.png"
+        image.save(name, **({"transparency": bytes(256)} if mode == "P" else {}))
+        assert InputPicture.read(name).is_black() == is_black
+    assert not recwarn
+
+
 def test_a_file_that_changes_is_refused():
     Image.new("RGB", (9, 5)).save("a.png")
     picture = InputPicture.read("a.png")

@@ -11,7 +11,6 @@ from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.input_picture import InputPicture, Mask
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run, draw, find_model
-from tests.support.text_pipelines import text_pipeline, tiny_unet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,14 +33,6 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture(scope="module")
-def inpainting_folder(tmp_path_factory):
-    """The folder of a pipeline whose U-Net reads the mask."""
-    folder = tmp_path_factory.mktemp("inpainting")
-    text_pipeline("sd1", unet=tiny_unet("sd1", in_channels=9)).save_pretrained(folder)
-    return folder
-
-
 def prepared(folder, batch_size=None, **options) -> Run:
     request = Request(**{"model": str(folder), "prompt": (PROMPT,), "seed": (5,)} | STEPS | options)
     return Run.prepare(request, find_model(request), COMMAND, batch_size=batch_size)
@@ -62,7 +53,7 @@ def drawn(folder, **options):
     ("settings", "options"),
     [
         ({}, {}),
-        ({"strength": 0.5, "mask_blur": 2.0}, {"strength": 0.5, "mask_blur": 2.0}),
+        ({"strength": 0.5, "mask_blur": 4.0}, {"strength": 0.5, "mask_blur": 4.0}),
         ({"mask_crop": 3}, {"padding_mask_crop": 3}),
         ({"height": 24, "width": 32}, {"height": 24, "width": 32}),
     ],

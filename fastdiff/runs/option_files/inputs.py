@@ -1,43 +1,60 @@
-"""The picture that a run starts from: of a flag, or of a PNG whose settings it repeats. Imports no torch."""
+"""The picture that a run starts from, and its mask: of a flag, or of a PNG whose settings it repeats.
+
+Imports no torch.
+"""
 
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fastdiff.arguments import shown
 from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.checkpoints.single_files.listing import last_part
 from fastdiff.errors import InputError
-from fastdiff.requests.input_picture import MAX_BYTES
+from fastdiff.requests.input_picture import INIT_IMAGE, MASK, MAX_BYTES
 from fastdiff.requests.png import Recorded, read_input
 from fastdiff.requests.request import Request
 
-SETTING = "init-image"
+FLAGS = {"init_image": (INIT_IMAGE, "from the picture"), "mask": (MASK, "with the mask")}  # by field
 
 
-def with_input_here(request: Request, source: Recorded | None, folder: str | None, given: str | None) -> Request:
-    """Return the request with its picture where it is now. A picture of the PNG `source` is in the PNG, or in a file.
+def with_inputs_here(
+    request: Request, source: Recorded | None, folder: str | None, given: Mapping[str, Any]
+) -> Request:
+    """Return the request with its picture and mask where they are now. Those of the PNG `source` are in it, or files.
 
-    folder: where the file may be, by its hash. It may also be in the current folder.
-    given: the picture of a flag, which is not searched for.
+    folder: where the files may be, by their hashes. They may also be in the current folder.
+    given: the flags by field. The pictures of flags are not searched for.
     Raises InputError that names a picture which is nowhere.
     """
     if folder is not None and not os.path.isdir(folder):
         raise InputError(f"--input-dir: {folder} is not a folder; give the folder of your pictures")
-    if source is None or given is not None or request.init_image is None:
+    if source is None:
         return request
-    name, known = request.init_image, source.settings.get("init_image_hash")
+    found: dict[str, Any] = {}
+    for field in FLAGS:
+        if given.get(field) is None and getattr(request, field) is not None:
+            found |= _here(field, getattr(request, field), source, folder)
+    return replace(request, **found)
+
+
+def _here(field: str, name: str, source: Recorded, folder: str | None) -> dict[str, str]:
+    """Return the fields that say where a recorded picture is now."""
+    flag, what = FLAGS[field]
+    known = source.settings.get(f"{field}_hash")
     digits = known if known and known.isalnum() else None
-    embedded = read_input(source.path, SETTING)
+    embedded = read_input(source.path, flag)
     if embedded is not None and hashlib.sha256(embedded).hexdigest() == digits:
-        return replace(request, init_image_inside=source.path)
-    return replace(request, init_image=_find(name, digits, source.path, folder))
+        return {f"{field}_inside": source.path}
+    drawn = f"{source.path} was drawn {what} {shown(last_part(name))}"
+    return {field: _find(name, digits, folder, drawn, flag)}
 
 
-def _find(name: str, digits: str | None, source: str, folder: str | None) -> str:
+def _find(name: str, digits: str | None, folder: str | None, drawn: str, flag: str) -> str:
     folders = [*([] if folder is None else [folder]), "."]
     for path in _candidates(name, folders):
         with contextlib.suppress(OSError):
@@ -46,8 +63,8 @@ def _find(name: str, digits: str | None, source: str, folder: str | None) -> str
     where = name if os.path.dirname(name) else f"{name} in its folder"
     also = "" if folder is None else f", in {folder}"
     raise InputError(
-        f"{source} was drawn from the picture {shown(last_part(name))}, hash {digits[:10] if digits else 'unknown'}: "
-        f"it is not at {where}{also} or here; give the file with --{SETTING}, or its folder with --input-dir"
+        f"{drawn}, hash {digits[:10] if digits else 'unknown'}: it is not at {where}{also} or here; give the file with "
+        f"--{flag}, or its folder with --input-dir"
     )
 
 

@@ -1,4 +1,4 @@
-"""Pictures that a run starts from, sound and hostile, next to a model's files."""
+"""Pictures that a run starts from, and masks, sound and hostile, next to a model's files."""
 
 import io
 import struct
@@ -11,16 +11,16 @@ import numpy as np
 from hypothesis import strategies as st
 from PIL import Image
 
-NAME = "start.png"
+NAME, MASK = "start.png", "mask.png"
 SIDES = ("16", "24", "33", "1", "20000")
 _ORIENTATION = 0x0112
 
 
-def picture(folder: Path, form: str, height: str, width: str) -> None:
+def picture(folder: Path, form: str, height: str, width: str, name: str = NAME) -> None:
     """Write a picture of `height` x `width` pixels."""
     shape = int(height), int(width), 3
     levels = np.linspace(0, 255, int(np.prod(shape))).reshape(shape).astype(np.uint8)
-    (folder / NAME).write_bytes(FORMS[form](Image.fromarray(levels)))
+    (folder / name).write_bytes(FORMS[form](Image.fromarray(levels)))
 
 
 def _saved(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
@@ -57,6 +57,7 @@ FORMS: dict[str, Callable[[Image.Image], bytes]] = {
     "16 bits": lambda image: _saved(Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)),
     "CMYK": lambda image: _saved(image.convert("CMYK"), "JPEG"),
     "CMYK TIFF": lambda image: _saved(image.convert("CMYK"), "TIFF"),
+    "LAB": lambda image: _saved(Image.merge("LAB", image.split()), "TIFF"),
     "floats": lambda image: _saved(image.convert("F"), "TIFF"),
     "animated GIF": lambda image: _saved(image, "GIF", save_all=True, append_images=[image.rotate(180)] * 3),
     "animated PNG": lambda image: _saved(image, save_all=True, append_images=[image.rotate(180)]),
@@ -77,7 +78,7 @@ FORMS: dict[str, Callable[[Image.Image], bytes]] = {
 REFUSED = ("EPS", "half", "half of a JPEG", "bomb", "large bomb", "no height", "text", "nothing", "signature")
 
 
-def must_be_refused(form: str, height: str, width: str) -> bool:
+def must_be_refused(form: str, height: str, width: str, name: str = NAME) -> bool:
     """Return whether drawing from the picture must fail, whatever its size."""
     return form in REFUSED
 
@@ -102,4 +103,18 @@ def loaded(draw: st.DrawFn) -> tuple[Any, ...]:
         ("--strength", draw(st.sampled_from(["1", "1", "1.0", "0.5", "nan"]))),
     ]
     flags += draw(st.sampled_from([[], [], [("--height", "16"), ("--width", "16")], [("--embed-inputs", "(alone)")]]))
-    return (("picture", form, height, width), *damaged), "command", "sample", tuple(flags)
+    masks, more = draw(st.sampled_from([((), [("--upscale", "1.5")]), ((), [])]) | _masked())
+    return (("picture", form, height, width), *damaged, *masks), "command", "sample", (*flags, *more)
+
+
+@st.composite
+def _masked(draw: st.DrawFn) -> tuple[tuple[Any, ...], list[tuple[str, str]]]:
+    """Return the edit and the flags of a mask."""
+    form = draw(st.sampled_from([*FORMS, *FORMS.keys() - set(REFUSED)]))
+    height, width = draw(st.tuples(st.sampled_from(SIDES[:3]), st.sampled_from(SIDES)))
+    flags = [("--mask", f"../model/{MASK}")]
+    flags += draw(
+        st.sampled_from([*[[]] * 4, [("--mask-blur", "2")], [("--mask-blur", "1e9")], [("--mask-blur", "nan")]])
+    )
+    flags += draw(st.sampled_from([*[[]] * 4, [("--mask-crop", "4")], [("--mask-crop", "-1")], [("--upscale", "2")]]))
+    return (("picture", form, height, width, MASK),), flags

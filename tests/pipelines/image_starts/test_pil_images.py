@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from fastdiff import InputError
+from fastdiff.pipelines.masks import binary, read_masks
 from fastdiff.pipelines.pil_images import as_rgb, upright
 from tests.parity.image_starts.pictures import picture
 
@@ -81,6 +82,18 @@ def test_a_bomb_is_refused_before_it_is_read():
     image = opened(saved(Image.new("1", (20_000, 3)), "PNG"))
     with pytest.raises(InputError, match=r"^image: it is 3 x 20000, and each side must be at most 16384; make it smal"):
         as_rgb(image)
+
+
+def test_masks_of_any_mode_are_read_without_a_warning(recwarn):
+    levels = np.repeat(np.array([0, 255], np.uint8), 8)[None].repeat(16, 0)
+    image = Image.fromarray(levels)
+    palette = saved(image.convert("RGB").quantize(2), "PNG", transparency=bytes([0, 128]))
+    lab = Image.merge("LAB", (image, *[Image.new("L", image.size, 128)] * 2))
+    for mask in (image, opened(palette), opened(saved(lab, "TIFF")), image.convert("CMYK")):
+        for blur in (0.0, 0.1):
+            found = binary(read_masks(mask, blur), (16, 16))
+            assert np.array_equal(found[0, 0].numpy(), levels / 255), (mask.mode, blur)
+    assert not recwarn
 
 
 def test_a_palette_with_alphas_is_read_without_a_warning(recwarn, tmp_path):
