@@ -46,7 +46,7 @@ from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
 from fastdiff.pipelines.refining import PartOptions
 from fastdiff.pipelines.sizes import SizeOptions
 from fastdiff.refused import OF_TEXT_CALLS as REFUSED
-from fastdiff.requests.defaults import LIBRARY
+from fastdiff.requests.defaults import LIBRARY, Sampling
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
@@ -132,14 +132,13 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
     def _of_card(cls, card: ModelCard, parts: Mapping[str, Any], scheduler: Scheduler) -> "TextToImagePipeline":
         unet = parts[card.denoiser.name]
         unet.config = card.config  # the card has corrected its sample_size
-        texts = {name: parts.get(name) for name in TEXT_PARTS}
+        own = {name: parts.get(name) for name in (*TEXT_PARTS, CONTROLNET.name)}
         zeros = card.zeros_for_no_prompt
         return cls(
             unet,
             scheduler,
             parts["vae"],
-            **texts,
-            controlnet=parts.get(CONTROLNET.name),
+            **own,
             force_zeros_for_empty_prompt=zeros,
             info=card.info,
             name=card.name,
@@ -158,9 +157,8 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
         return texts | super().components | ({} if nets is None else {CONTROLNET.name: nets})
 
     def _arguments(self, parts: dict[str, Any]) -> dict[str, Any]:
-        arguments = super()._arguments(parts) | {name: parts.get(name) for name in TEXT_PARTS}
+        arguments = super()._arguments(parts) | {name: parts.get(name) for name in (*TEXT_PARTS, CONTROLNET.name)}
         zeros = {"force_zeros_for_empty_prompt": self.zeros_for_no_prompt}
-        arguments |= {CONTROLNET.name: parts.get(CONTROLNET.name)}
         return {"unet": arguments.pop("denoiser")} | arguments | zeros
 
     def _own_options(self) -> dict[str, Any]:
@@ -177,6 +175,10 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
     def diffusers_class(self) -> str:
         """See `Saving`: the folder's class, with or without a ControlNet as the pipeline has one."""
         return pipeline_class(super().diffusers_class, controlled=bool(self.controlnets))
+
+    def _complete(self, options: DrawingOptions, *, masked: bool = False) -> Sampling:
+        # diffusers' ControlNet pipelines have one guidance, with and without a mask
+        return super()._complete(options, masked=masked and not self.controlnets)
 
     def stream(
         self,
