@@ -93,12 +93,14 @@ def times(unit: str, *who: str, factor: float = 1.0) -> list[Column]:
 
 
 HEADINGS = {
-    "fastdiff": "fastdiff", "compile": "torch.compile", "eager": "eager", "hopper": "sm_90 kernel",
+    "fastdiff": "fastdiff", "accelerate": "`accelerate`", "compile": "torch.compile", "eager": "eager",
+    "hopper": "sm_90 kernel",
     "kernel": "generic kernel", "cudnn": "cuDNN", "flash": "flash", "library": "library", "plain": "bias alone",
     "naive": "naive", "torch": "torch", "diffusers": "diffusers", "bf16": "bfloat16", "to_fp8": "`to_fp8` alone",
     "unfused": "unfused", "int8": "int8", "fp8": "fp8", "torchao_fp8": "torchao fp8",
 }  # fmt: skip
 PEERS = "fastdiff", "compile", "eager"
+CONTROL_PEERS = "fastdiff", "accelerate", "compile", "eager"
 US = 1e3  # from ms
 SHARE = Column("share of the limit", percent("share"))
 TFLOPS, TBPS = Column("TFLOP/s", of("tflops")), Column("TB/s", of("tbps"))
@@ -284,6 +286,19 @@ TABLES: dict[str, Table] = {
             "sdxl-inpainting": "Stable Diffusion XL, inpainting",
             "sd15-hires-1536": "Stable Diffusion 1.5, 768x768, then 1536x1536",
             "sd15-prompt-to-png": "Stable Diffusion 1.5, prompt to PNG, 20 steps",
+        },
+        "",
+    ),
+    "control": Table(
+        "control",
+        [
+            *(Column(f"{HEADINGS[who]}, s", of(f"{who}_s"), least_is_bold=True) for who in CONTROL_PEERS),
+            *(Column(f"a step, {HEADINGS[who]}, ms", of(f"{who}_step_ms")) for who in CONTROL_PEERS),
+            *(Column(f"error, {HEADINGS[who]}", percent(f"{who}_err"), digits=2) for who in CONTROL_PEERS[:3]),
+        ],
+        {
+            "sdxl-one-controlnet": "Stable Diffusion XL, one ControlNet",
+            "sd15-two-controlnets": "Stable Diffusion 1.5, two ControlNets",
         },
         "",
     ),
