@@ -152,7 +152,8 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 # keypress: Shift+Enter begins a line in a prompt, like Enter; Gradio would submit the prompt.
 # click: a double click on a button that starts a run counts as one click.
 # dragover, drop: a file may be dropped anywhere.
-# focusin: Gradio would move the focus from the field in which the user types to a new picture.
+# focusin: Gradio would move the focus from the field in which the user types to a new picture. A browser scrolls a text
+#   box only until its caret is in the window, which may be under the buttons.
 # click on a section's title: the section is laid out bit by bit when it opens; as much as possible of it is shown.
 # load: the style sheet scales a picture by its natural size, which is known once it is loaded. Gradio gives the
 #   pictures of Compare no text for a screen reader; their label is one.
@@ -211,6 +212,7 @@ JS = f"""
     addEventListener("focusin", ({{target, relatedTarget: before}}) => {{
         const isOwn = target.matches(".thumbnail-small:not(:active)") && before?.matches("input, textarea");
         if (isOwn) before.focus({{preventScroll: true}});
+        else if (target.localName === "textarea") target.scrollIntoView({{block: "nearest"}});
     }}, true);
     document.addEventListener("load", ({{target: image}}) => {{
         if (image.localName !== "img") return;
