@@ -83,13 +83,13 @@ class DrawTab:
         return tab
 
     def _connect(self) -> None:
-        inputs = {*self.form.components, *self.form.start.masking, self.session}
+        inputs = {*self.form.components, self.session}
         self.controls.connect(self.form.typed, self.add, inputs, self.timer)
         self.form.seeds.connect([self.session, self.panel.chosen], _seed_shown)
         # a hub model may take a while to download
         visibly = QUICK | {"show_progress": "full", "show_progress_on": self.status}
         # a quick second pick still sends choices of the model before
-        fields: set[Block] = {*self.form.components, self.form.start.masks}
+        fields: set[Block] = {*self.form.components}
         self.form.model.input(self.follow_model, fields, self.shown, preprocess=False, **visibly)
         self.form.follow()
         self.form.boxes.offer_recent(self.session)
@@ -114,7 +114,7 @@ class DrawTab:
     def shown(self) -> list[Block]:
         """The components that change with the model or the settings."""
         start = self.form.start
-        return [*self.form.components, self.form.axes.box, start.box, *start.masking, self.examples, self.status]
+        return [*self.form.components, self.form.axes.box, start.box, start.editor, self.examples, self.status]
 
     def add(self, data: Mapping[Component, Any], request: gr.Request) -> Updates:
         """Add the form's request to the queue. Raises InputError like `prepare`, and if too many runs wait."""

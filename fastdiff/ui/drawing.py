@@ -27,6 +27,7 @@ from fastdiff.runs.sheet import MAX_SHEET_PIXELS, ContactSheet
 from fastdiff.runs.writing import write_beside
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.history.search import Search
+from fastdiff.ui.inputs.mask import mask_at
 from fastdiff.ui.inputs.size import size_from
 from fastdiff.ui.inputs.uploaded import uploaded_path, without_folder
 from fastdiff.ui.option_files.offered import OptionFiles
@@ -89,10 +90,8 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
         raise InputError(f"prompt: {card.name} needs a prompt; it may be empty")
     if unchecked.lora and unchecked.precision not in (None, defaults.PRECISION):
         raise InputError("lora: the page draws with LoRAs in full weights alone; set Weights to Full")
-    start, mask = (
-        None if payload is None else uploaded_path(payload, name)
-        for name, payload in (("init_image", unchecked.init_image), ("mask", unchecked.mask))
-    )
+    start = None if unchecked.init_image is None else uploaded_path(unchecked.init_image, "init_image")
+    mask = None if unchecked.mask is None else mask_at(unchecked.mask, limits.uploads)
     height, width = _sides(unchecked, start, card, limits)
     request = Request(
         model=card.name,

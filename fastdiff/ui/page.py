@@ -21,6 +21,7 @@ from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.parts.running import LATER, QUICK, SOON, Updates, list_runs, watch_server
 from fastdiff.ui.serving.failures import CheckedBlocks
 from fastdiff.ui.serving.store import MAX_AGE, Store
+from fastdiff.ui.starting import editor_of
 
 
 def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
@@ -115,7 +116,7 @@ def _keep_form(page: gr.Blocks, draw: DrawTab) -> None:
             asked = form.known_files(form.request(data | {form.boxes.styles: []}))
             card = draw.prepare(asked).card  # raises if it cannot be drawn
             own = {form.batch_size: asked.batch_size} | form.axes.fit(card, data)
-            updates = form.show_request(card, asked) | own
+            updates = form.show_request(card, asked, editor_of(asked, form.limits)) | own
             updates[form.boxes.styles]["value"] = styles
             return updates | {draw.examples: fit_examples(card)}
         except (*PROBLEMS, ValueError, TypeError):  # nothing is saved, or another version saved it

@@ -1,5 +1,6 @@
 """The events that put a picture into the form of Draw, and the requests that enlarge a picture."""
 
+import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +14,14 @@ from PIL import Image
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.pipelines.pil_images import as_rgb
-from fastdiff.requests import png
 from fastdiff.requests.defaults import UPSCALE_STRENGTH
 from fastdiff.requests.input_picture import InputPicture
 from fastdiff.requests.request import AXES
 from fastdiff.ui.drawing import Drawn, with_files_here
 from fastdiff.ui.gallery import required
-from fastdiff.ui.inputs.mask import MASK, NAME
+from fastdiff.ui.inputs.mask import editor_html, mask_at
 from fastdiff.ui.inputs.size import size_from
-from fastdiff.ui.inputs.uploaded import keep, keep_drawn, keep_inputs, uploaded_path, without_folder
+from fastdiff.ui.inputs.uploaded import keep_drawn, keep_inputs, uploaded_path, without_folder
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.controls import SizeControls
 from fastdiff.ui.parts.draw_fields import EDITOR
@@ -56,7 +56,7 @@ class Starting:
         whole: dict[str, Any] = {"preprocess": False, **QUICK}
         start.picture.upload(self.begin, {start.picture, model}, [*size, *start.shown, self.status], **whole)
         start.picture.clear(self.end, {model}, [*size, *start.shown], **whole)
-        masking = [start.strength, *start.masking, start.mask_blur, self.status]
+        masking = [start.strength, start.masks, start.editor, start.mask, start.mask_blur, self.status]
         start.masks.input(self.paint, {start.picture, start.strength, start.masks, model}, masking, **whole)
 
     def begin(self, data: Mapping[Component, Any]) -> Updates:
@@ -86,7 +86,7 @@ class Starting:
         try:
             path = uploaded_path(data[start.picture], "init_image") if masked else None
             card = self.catalogue.card(data[self.form.model])
-            updates = start.paint(editor_value(path, None, self.form.limits) if path else None)
+            updates = start.paint(editor_value(path) if path else None)
         except PROBLEMS as error:
             return {self.status: problem(error), start.masks: False}
         strength = start.mask_strength(card, data[start.strength], masked=masked)
@@ -103,7 +103,7 @@ class Starting:
                 card = _reader_near(before, self.catalogue.cards())
                 fitted = self.form.show_request(card, UncheckedRequest(card.name)) if card != before else {}
                 fitted |= self._size_from(path, card)
-                value = editor_value(path, None, self.form.limits) if masked else None
+                value = editor_value(path) if masked else None
                 fitted |= self.form.start.begin(card, path, value)
             except PROBLEMS as error:
                 return {self.status: problem(error)}
@@ -141,7 +141,7 @@ def with_inputs(record: Mapping[str, Any], path: Path, limits: Limits) -> tuple[
     """
     kept, missing = keep_inputs(path, record, limits.uploads)
     if kept.get("mask"):
-        kept[EDITOR] = editor_value(Path(kept["init_image"]), Path(kept["mask"]), limits)
+        kept[EDITOR] = editor_value(Path(kept["init_image"]), Path(kept["mask"]))
     return {**record, **kept}, [*filter(None, [numerics_notice(path)]), *missing]
 
 
@@ -172,35 +172,30 @@ def larger(chosen: Drawn, catalogue: Catalogue, limits: Limits) -> UncheckedRequ
     return replace(asked, height=height, width=width, **start, **plain)
 
 
-def editor_value(start: Path, mask: Path | None, limits: Limits) -> dict[str, Any]:
-    """Return the value of the editor: the start picture, and over it the mask, if there is one.
+def editor_of(asked: UncheckedRequest, limits: Limits) -> str | None:
+    """Return the editor of a request's mask, or None if it has none. Raises as `mask_at` and `editor_value`."""
+    if asked.mask is None:
+        return None
+    mask = mask_at(asked.mask, limits.uploads) if asked.mask else None
+    return editor_value(uploaded_path(asked.init_image, "init_image"), mask)
 
-    Raises InputError for a file that is no picture, and if the space for uploads is full.
+
+def editor_value(start: Path, mask: Path | None = None) -> str:
+    """Return the HTML of the editor: the start picture, and over it the mask, if there is one.
+
+    Raises InputError for a file that is no picture.
     """
-    with without_folder(start):
-        picture = as_rgb(InputPicture.read(str(start)).open())
-    factor = min(max(1.0, SIDE / max(picture.size)), MOST / max(picture.size))
-    size = tuple(max(1, round(factor * side)) for side in picture.size)
-    background = picture.resize(size)  # type: ignore[arg-type]  # two sides
-    if mask is None:
-        shown = _kept(background, "background.png", limits)
-        return {"background": shown, "layers": [], "composite": shown}
-    with without_folder(mask):
-        data = mask.read_bytes()
-        white = as_rgb(InputPicture.read(str(mask), MASK).open()).convert("L").resize(size)  # type: ignore[arg-type]
-    layer = Image.new("RGBA", background.size, "white")
-    layer.putalpha(white)
-    composite = Image.alpha_composite(background.convert("RGBA"), layer)
-    # the mask itself travels in the layer, so that a run without new strokes has the same mask
-    original = keep(png.encode(layer, None, {MASK: data, NAME: mask.name.encode()}), mask.name, limits.uploads)
-    return {
-        "background": _kept(background, "background.png", limits),
-        "layers": [str(original)],
-        "composite": _kept(composite, "composite.png", limits),
-    }
+    pictures = []
+    for path in filter(None, (start, mask)):
+        with without_folder(path):
+            pictures.append(as_rgb(InputPicture.read(str(path)).open()))
+    factor = min(max(1.0, SIDE / max(pictures[0].size)), MOST / max(pictures[0].size))
+    width, height = (max(1, round(factor * side)) for side in pictures[0].size)
+    urls = [_url(each.resize((width, height)), form) for each, form in zip(pictures, ("jpeg", "png"), strict=False)]
+    return editor_html(urls[0], urls[1] if mask else None, (width, height))
 
 
-def _kept(image: Image.Image, name: str, limits: Limits) -> str:
+def _url(image: Image.Image, form: str) -> str:
     buffer = io.BytesIO()
-    image.save(buffer, format="png", compress_level=1)
-    return str(keep(buffer.getvalue(), name, limits.uploads))
+    (image if form == "jpeg" else image.convert("L")).save(buffer, form)
+    return f"data:image/{form};base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,71 +1,127 @@
-"""Masks that users paint over the start picture: white is painted anew."""
+"""Masks that users paint over the start picture: white is painted anew.
 
-import io
-from collections.abc import Mapping
+Gradio's ImageEditor uploads its layers whenever any event of the page begins, so the page has an editor of its own.
+"""
+
+import base64
+import binascii
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
 import numpy as np
-from PIL import Image
 
 from fastdiff.errors import InputError
-from fastdiff.requests import png
 from fastdiff.requests.input_picture import InputPicture
 from fastdiff.ui.inputs.uploaded import keep, uploaded_path, without_folder
 
 MASK = "mask"  # its name inside a PNG
-NAME = "mask-name"  # so is the name of its file
+_NOTHING = "nothing is painted; paint where the picture should change, or turn the mask off"
+_PAINTED = "data:image/png;base64,"  # begins what the editor sends
+# Paint on the canvas, which is black and white and whose black is transparent in the style sheet. A mask that the page
+# restored is a picture until the first stroke. Each stroke triggers `input`, and `window.painted` has the new mask.
+PAINT = """
+const strokes = [];  // of the canvas, before each
+let last, pen;
+const canvasOf = () => element.querySelector("canvas");
+const begin = () => {
+    const canvas = canvasOf(), old = element.querySelector(".old");
+    const paper = canvas.getContext("2d", {willReadFrequently: true});
+    if (!canvas.dataset.begun) {
+        strokes.length = 0;
+        paper.fillStyle = "black";
+        paper.fillRect(0, 0, canvas.width, canvas.height);
+        if (old) paper.drawImage(old, 0, 0, canvas.width, canvas.height);
+        old?.remove();
+        canvas.dataset.begun = "yes";
+    }
+    return paper;
+};
+const keep = (paper) => {
+    strokes.push(paper.getImageData(0, 0, paper.canvas.width, paper.canvas.height));
+    if (strokes.length > 20) strokes.shift();
+};
+const send = () => {
+    window.painted = canvasOf().toDataURL("image/png");
+    trigger("input");
+};
+const placeOf = (event) => {
+    const canvas = canvasOf(), box = canvas.getBoundingClientRect();
+    const scale = canvas.width / box.width;
+    return [(event.clientX - box.left) * scale, (event.clientY - box.top) * scale, scale];
+};
+const paint = (event) => {
+    const [x, y, scale] = placeOf(event);
+    pen.lineWidth = scale * element.querySelector("input").value;
+    pen.lineCap = "round";
+    pen.strokeStyle = element.querySelector("[aria-pressed=true]") ? "black" : "white";
+    pen.beginPath();
+    pen.moveTo(...last);
+    pen.lineTo(x, y);
+    pen.stroke();
+    last = [x, y];
+};
+element.addEventListener("pointerdown", (event) => {
+    if (event.target !== canvasOf() || event.button) return;
+    event.preventDefault();
+    event.target.setPointerCapture(event.pointerId);
+    pen = begin();
+    keep(pen);
+    last = placeOf(event).slice(0, 2);
+    paint(event);
+});
+element.addEventListener("pointermove", (event) => { if (pen) paint(event); });
+for (const end of ["pointerup", "pointercancel"]) element.addEventListener(end, () => {
+    if (pen) send();
+    pen = null;
+});
+element.addEventListener("click", (event) => {
+    const button = event.target.closest("button"), act = button?.dataset.act;
+    if (act === "erase") button.ariaPressed = String(button.ariaPressed !== "true");
+    if (act !== "undo" && act !== "clear") return;
+    const paper = begin();
+    if (act === "undo" && !strokes.length) return;
+    if (act === "undo") paper.putImageData(strokes.pop(), 0, 0);
+    else {
+        keep(paper);
+        paper.fillStyle = "black";
+        paper.fillRect(0, 0, paper.canvas.width, paper.canvas.height);
+    }
+    send();
+});"""
 
 
-def build_editor() -> gr.ImageEditor:
-    """Return the editor, which is hidden. It has no `change` event, so that strokes travel only with a run."""
-    editor = gr.ImageEditor(
-        label="Mask",
-        type="filepath",
-        format="png",
-        sources=(),
-        transforms=(),
-        layers=False,
-        brush=gr.Brush(colors=["#ffffff"], default_color="#ffffff", color_mode="fixed"),
-        buttons=[],
-        visible=False,
-        elem_id="mask",
-    )
-    editor.accept_blobs = None  # it keeps what anyone sends in memory, and the page needs no blobs
-    return editor
+def editor_html(start: str, mask: str | None, size: tuple[int, int]) -> str:
+    """Return the editor over a start picture, with a mask that was painted before. Both are URLs, of `size`.
 
-
-def painted(value: Any, most: int) -> Path:
-    """Return the mask of an editor's value, as a file beside the uploads, which have at most `most` bytes.
-
-    A restored mask without new strokes is the same file. Raises InputError for anything that the editor does not send,
-    and for an editor without a stroke.
+    size: (width, height).
     """
-    layers = value.get("layers") if isinstance(value, Mapping) else None
-    paths = [uploaded_path(each, "mask") for each in layers or ()]
-    data, name = (_inside(paths[0], each) for each in (MASK, NAME)) if len(paths) == 1 else (None, None)
-    if data is not None and name is not None:
-        return keep(data, name.decode(errors="replace"), most)
-    alphas = [_alpha(path) for path in paths]
-    white = np.maximum.reduce(alphas) if alphas and len({each.shape for each in alphas}) == 1 else None
-    if white is None or not (white >= 128).any():
-        raise InputError("mask: nothing is painted; paint where the picture should change, or turn the mask off")
-    buffer = io.BytesIO()
-    Image.fromarray(white).save(buffer, format="png")
-    return keep(buffer.getvalue(), "mask.png", most)
+    old = "" if mask is None else f'<img class="old" alt="" src="{mask}">'
+    return (
+        f'<div class="layers"><img alt="Start picture" src="{start}">{old}<canvas width="{size[0]}" height="{size[1]}" '
+        'role="img" aria-label="Paint here what should change"></canvas></div><div class="tools">'
+        '<label>Brush <input type="range" min="2" max="80" value="24" aria-label="Brush size"></label>'
+        '<button type="button" data-act="erase" aria-pressed="false">Erase</button>'
+        '<button type="button" data-act="undo">Undo</button><button type="button" data-act="clear">Clear</button></div>'
+    )
 
 
-def _inside(path: Path, setting: str) -> bytes | None:
-    """Return what the page put into a layer of a mask that it restored, or None."""
+def mask_at(value: Any, most: int) -> Path:
+    """Return a mask as a file beside the uploads, which have at most `most` bytes.
+
+    value: an upload, as `uploaded_path` takes it, or what the editor sends. Raises InputError for anything else, and
+    for an editor without a stroke.
+    """
+    if value in (None, ""):
+        raise InputError(f"mask: {_NOTHING}")
+    if not isinstance(value, str) or not value.startswith(_PAINTED):
+        return uploaded_path(value, "mask")
     try:
-        return png.read_input(path, setting)
-    except InputError:
-        return None
-
-
-def _alpha(path: Path) -> np.ndarray:
-    """Return the opacity of a layer, (H, W) uint8."""
+        data = base64.b64decode(value.removeprefix(_PAINTED), validate=True)
+    except (binascii.Error, ValueError):
+        raise InputError("mask: what was painted is damaged; paint it again") from None
+    path = keep(data, "mask.png", most)
     with without_folder(path):
         image = InputPicture.read(str(path), MASK).open()
-        return np.asarray(image.convert("RGBA").getchannel("A"))
+    if not (np.asarray(image.convert("L")) >= 128).any():
+        raise InputError(f"mask: {_NOTHING}")
+    return path

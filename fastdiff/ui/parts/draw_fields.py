@@ -13,13 +13,12 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests.completion import default_strength
 from fastdiff.requests.defaults import STRENGTH, UPSCALE_MODE, UPSCALE_STRENGTH
 from fastdiff.requests.syntax import EMPHASIS, SYNTAX
-from fastdiff.ui.inputs.mask import build_editor, painted
+from fastdiff.ui.inputs.mask import PAINT
 from fastdiff.ui.parts.controls import Controls, Properties
-from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.parts.running import QUICK, Updates
 
 MAX_UPSCALE = 4  # of the slider; a restored picture can have more
-EDITOR = "editor"  # beside the settings of a picture: the value of the mask's editor
+EDITOR = "editor"  # beside the settings of a picture: the HTML of the mask's editor
 MAX_BLUR = 64  # pixels, of the slider; a restored picture can have more
 # a script that shows the section, which is laid out bit by bit when it opens
 SHOW = """() => {
@@ -38,7 +37,8 @@ class StartControls:
     picture: gr.Image
     strength: gr.Slider
     masks: gr.Checkbox  # whether there is a mask
-    editor: gr.ImageEditor  # with the mask; its value travels only with a run
+    editor: gr.HTML  # over the start picture
+    mask: gr.Textbox  # always hidden: what the editor sends, or the path of an upload
     mask_blur: gr.Slider
 
     @classmethod
@@ -67,7 +67,10 @@ class StartControls:
             masks = gr.Checkbox(
                 label="Paint a mask", info="Only what you paint white changes", visible=False, min_width=140
             )
-            editor = build_editor()
+            editor = gr.HTML(
+                js_on_load=PAINT, apply_default_css=False, visible=False, elem_id="mask", elem_classes="paint"
+            )
+            mask = gr.Textbox("", label="Mask", visible=False)
             blur = gr.Slider(
                 0,
                 MAX_BLUR,
@@ -78,34 +81,27 @@ class StartControls:
                 min_width=140,
                 visible=False,
             )
-        return cls(box, picture, strength, masks, editor, blur)
+        editor.input(None, None, mask, js="() => window.painted", **QUICK)
+        return cls(box, picture, strength, masks, editor, mask, blur)
 
     @property
     def components(self) -> list[Component]:
         """The fields whose values the browser stores."""
-        return [self.picture, self.strength, self.mask_blur]
-
-    @property
-    def masking(self) -> list[Component]:
-        """The fields of the mask, which the browser does not store."""
-        return [self.masks, self.editor]
+        return [self.picture, self.strength, self.masks, self.mask, self.mask_blur]
 
     @property
     def shown(self) -> list[Block]:
         """The components that `fit`, `show` and `begin` change."""
-        return [self.box, *self.components, *self.masking]
+        return [self.box, *self.components, self.editor]
 
-    def chosen(self, data: Mapping[Component, Any], card: ModelCard, limits: Limits) -> dict[str, Any]:
-        """Return the UncheckedRequest fields of these controls, or none without a picture.
-
-        Raises InputError as `painted`, if `data` has the editor.
-        """
+    def chosen(self, data: Mapping[Component, Any], card: ModelCard) -> dict[str, Any]:
+        """Return the UncheckedRequest fields of these controls, or none without a picture."""
         if data[self.picture] is None or not card.reads_text:
             return {}
         own = {"init_image": data[self.picture], "strength": data[self.strength]}
-        if data.get(self.masks) is not True or self.editor not in data:
+        if data[self.masks] is not True:
             return own
-        return own | {"mask": str(painted(data[self.editor], limits.uploads)), "mask_blur": data[self.mask_blur]}
+        return own | {"mask": data[self.mask] or "", "mask_blur": data[self.mask_blur]}
 
     def fit(self, cards: tuple[ModelCard, ModelCard], data: Mapping[Component, Any]) -> Updates:
         """Fit the controls to `cards[1]`: its strength, unless the user changed the strength of `cards[0]`."""
@@ -119,7 +115,7 @@ class StartControls:
         }
 
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
-        """Fit the controls to `card`, and fill in the settings of a `record`: uploads, and EDITOR if it has a mask."""
+        """Fit the controls to `card`, and fill in the settings of a `record`: uploads, and EDITOR for a mask."""
         picture, strength = record.get("init_image"), record.get("strength")
         path = picture["path"] if isinstance(picture, dict) else picture
         opened: dict[str, Any] = {} if path is None else {"open": True}
@@ -128,11 +124,11 @@ class StartControls:
             self.box: gr.update(visible=card.reads_text, **opened),
             self.picture: path,
             self.strength: _strength(card, masked=value is not None) if strength is None else strength,
-            **self.paint(value, record.get("mask_blur") or 0),
+            **self.paint(value, record.get("mask") or "", record.get("mask_blur") or 0),
             self.masks: gr.update(value=value is not None, visible=path is not None),
         }
 
-    def begin(self, card: ModelCard, path: Path, value: Mapping[str, Any] | None = None) -> Updates:
+    def begin(self, card: ModelCard, path: Path, value: str | None = None) -> Updates:
         """Put a picture into the open section. value: of the mask's editor."""
         return {
             self.box: gr.update(open=True),
@@ -142,11 +138,12 @@ class StartControls:
             self.masks: gr.update(value=value is not None, visible=True),
         }
 
-    def paint(self, value: Mapping[str, Any] | None, blur: float = 0) -> Updates:
-        """Show the editor with a value, or hide it."""
+    def paint(self, value: str | None, mask: Any = "", blur: float = 0) -> Updates:
+        """Show the editor with a value and the mask that is in it, or hide it."""
         shown = value is not None
         return {
-            self.editor: gr.update(value=value, visible=shown),
+            self.editor: gr.update(value=value or "", visible=shown),
+            self.mask: mask if shown else "",
             self.mask_blur: gr.update(value=blur, maximum=max(MAX_BLUR, blur), visible=shown),
         }
 

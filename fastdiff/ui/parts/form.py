@@ -23,7 +23,7 @@ from fastdiff.ui.parts.controls import (
     are_alike,
     model_picker,
 )
-from fastdiff.ui.parts.draw_fields import PromptingControls, StartControls, UpscaleControls
+from fastdiff.ui.parts.draw_fields import EDITOR, PromptingControls, StartControls, UpscaleControls
 from fastdiff.ui.parts.request import RANDOM, Limits, UncheckedRequest
 from fastdiff.ui.parts.running import Updates
 from fastdiff.ui.parts.subject import LabelPickers, PromptBoxes
@@ -231,7 +231,7 @@ class DrawForm(Form):
     def request(self, data: Mapping[Component, Any], side: int = 0) -> UncheckedRequest:
         card = self.catalogue.card(data[self.model])
         counts = {"num_images": data[self.num_images], "batch_size": data[self.batch_size]}
-        own = self.start.chosen(data, card, self.limits) | self.prompting.chosen(data, card)
+        own = self.start.chosen(data, card) | self.prompting.chosen(data, card)
         own |= self.enlarging.chosen(data, card)
         return replace(super().request(data, side), **counts, **own)
 
@@ -262,11 +262,14 @@ class DrawForm(Form):
         try:
             uploaded_path(request.init_image)
         except InputError:
-            return replace(request, init_image=None, strength=None, mask_blur=None)
+            return replace(request, init_image=None, strength=None, mask=None, mask_blur=None)
         return request
 
-    def show_request(self, card: ModelCard, request: UncheckedRequest) -> Updates:
-        """Fit the form to `card`, and fill in a valid request. A label that is not on offer becomes the first one."""
+    def show_request(self, card: ModelCard, request: UncheckedRequest, editor: str | None = None) -> Updates:
+        """Fit the form to `card`, and fill in a valid request. A label that is not on offer becomes the first one.
+
+        editor: of the request's mask.
+        """
         label = request.label if LabelPickers.offers(card, request.label) else None
         chosen = {name: value for name, value in vars(request).items() if value is not None}
-        return self.show(card, chosen | {"num_inference_steps": request.steps, "label": label})
+        return self.show(card, chosen | {"num_inference_steps": request.steps, "label": label, EDITOR: editor})

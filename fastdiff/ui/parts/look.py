@@ -33,6 +33,17 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
                    background: var(--block-background-fill); color: var(--body-text-color); line-height: 1.3 }
 .examples button:hover { border-color: var(--primary-500) }
 .examples img { width: 100%; image-rendering: pixelated }
+.paint .layers { position: relative; isolation: isolate; width: min(100%, 420px); margin: 0 auto; line-height: 0 }
+.paint .layers img:first-child { width: 100% }
+.paint canvas, .paint .old { position: absolute; inset: 0; width: 100%; height: 100%; mix-blend-mode: screen;
+                             opacity: 0.9 }
+.paint canvas { touch-action: none; cursor: crosshair }
+.paint .tools { display: flex; flex-wrap: wrap; align-items: center; gap: 8px; margin-top: 8px }
+.paint .tools label { display: flex; flex: 1; align-items: center; gap: 8px }
+.paint .tools input { flex: 1; min-width: 60px }
+.paint button { padding: 4px 12px; min-height: 32px; border: 1px solid var(--border-color-primary);
+                border-radius: var(--radius-sm); background: var(--background-fill-secondary) }
+.paint button[aria-pressed="true"] { border-color: var(--primary-500); background: var(--primary-500); color: white }
 .gr-group:not(:has(.block)) { display: none }  /* would show as a line */
 .enlarged img { width: 100%; height: 100%; object-fit: contain }
 .enlarged img[data-small], img[data-small][data-testid="imageslider-image"] { image-rendering: pixelated }
@@ -237,6 +248,7 @@ JS = f"""
         name(".row.size", "group", () => "Picture size");
         name("#axes", "group", () => "X/Y sheet");
         name("#start", "group", () => "Start picture");
+        name(".paint .tools", "group", () => "Tools of the mask");
         name(".row.interval", "group", () => "Guided part of the run");
         name(".row.syntax", "group", () => "Reading of the prompt");
         name(".row.upscale", "group", () => "Enlarging");

@@ -39,9 +39,7 @@ class CheckedBlocks(gr.Blocks):
             raise gr.Error(f"{block_fn.api_name}: {len(inputs)} values are not enough; {wanted}", print_exception=False)
         for block, name, value in zip(block_fn.inputs, names, inputs, strict=False):
             files = _files(value)
-            if files and not (
-                isinstance(block, gr.File | gr.Image | gr.ImageEditor) or (isinstance(block, Api) and name in PICTURES)
-            ):
+            if files and not (isinstance(block, gr.File | gr.Image) or (isinstance(block, Api) and name in PICTURES)):
                 raise gr.Error(f"{name}: a file is not allowed here", print_exception=False)
             if any("://" in str(file["path"]) for file in files):
                 raise gr.Error(f"{name}: give a file, not a link", print_exception=False)

@@ -1,5 +1,6 @@
 """The page's tabs as a door: pictures of other tools and start pictures dropped onto Draw, and clicks in History."""
 
+import base64
 import functools
 import io
 import json
@@ -19,7 +20,7 @@ import gradio as gr
 from fastdiff.errors import InputError
 from fastdiff.requests import foreign
 from fastdiff.ui.history.bin import HIDDEN
-from fastdiff.ui.inputs.mask import painted
+from fastdiff.ui.inputs.mask import mask_at
 from fastdiff.ui.parts.request import Limits
 from tests.fuzz import edits
 from tests.fuzz.doors.outcomes import Options, Outcome, guarded
@@ -59,11 +60,12 @@ def _drop(folder: Path, options: Options) -> list[str]:
 def _start(folder: Path, options: Options) -> list[str]:
     """Start from the folder's picture, paint on it, and let it be what was painted."""
     path = folder / pictures.NAME
-    file = upload(path.read_bytes() if path.exists() else b"", path.name)
+    data = path.read_bytes() if path.exists() else b""
+    file = upload(data, path.name)
     page, start = _page(folder), {"Start picture": file, "Paint a mask": True}
     said = page.press("Starting.begin", start) + page.press("Starting.paint", start)
     try:
-        painted({"layers": [file]}, Limits().uploads)
+        mask_at(f"data:image/png;base64,{base64.b64encode(data).decode()}", Limits().uploads)
     except InputError as error:
         if "\n" in str(error):
             return ["more than one line"]

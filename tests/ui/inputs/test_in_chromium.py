@@ -75,7 +75,7 @@ def stroke(page) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + 0.65 * box["width"], middle, steps=5)
     page.mouse.up()
-    expect(page.locator("#mask").get_by_role("button", name="Undo")).to_be_enabled()
+    page.wait_for_function("Boolean(window.painted)")
 
 
 def test_the_first_screen_of_a_phone_has_the_prompt_and_the_button(open_sd1):
@@ -136,6 +136,10 @@ def test_a_mask_is_painted_over_a_picture_of_history(open_sd1, size, tmp_path):
     generate(page, seed=6)
     page.locator(".actions .problem").get_by_text("nothing is painted").locator("visible=true").wait_for()
     stroke(page)
+    page.get_by_role("button", name="Clear", exact=True).click()
+    page.get_by_role("button", name="Undo", exact=True).click()
+    walked = [name.splitlines()[0] for name in walk(page, "Draw")]
+    assert are_in_order(walked, "number input for Strength", "Paint a mask", "Brush size", "Erase", "Undo", "Clear")
     screenshot(page, f"mask-{size['width']}", tmp_path, full_page=True)
     assert page.evaluate(HAS_NO_SIDE_SCROLL)
     page.get_by_role("button", name="Generate").click()
@@ -145,9 +149,11 @@ def test_a_mask_is_painted_over_a_picture_of_history(open_sd1, size, tmp_path):
     with Image.open(io.BytesIO(png.read_input(first, "mask"))) as mask:
         white = np.asarray(mask) >= 128
     assert 0 < white.mean() < 0.5 and white[white.shape[0] // 2, white.shape[1] // 2] and not white[0].any()
+    page.reload()
+    page.locator("#mask .old").wait_for()
     page.get_by_role("button", name="Use these settings").locator("visible=true").click()
     wait_for_status(page, "Loaded the settings of seed 6")
-    page.locator("#mask canvas").first.wait_for()
+    page.locator("#mask .old").wait_for()
     page.get_by_role("button", name="Generate").click()
     wait_for_status(page, "Drew 1 picture")
     wait_for_end(page)

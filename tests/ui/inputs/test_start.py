@@ -50,7 +50,7 @@ def test_the_fields_count_only_with_a_picture(form, catalogue):
     assert form.request(data).init_image is form.request(data).strength is None
     asked = form.request(data | {form.start.picture: {"path": "a.png"}, form.start.strength: 0.6})
     assert (asked.init_image, asked.strength) == ({"path": "a.png"}, 0.6)
-    assert not form.start.chosen(data | {form.start.picture: "a.png"}, catalogue.card("emoji64"), LIMITS)
+    assert not form.start.chosen(data | {form.start.picture: "a.png"}, catalogue.card("emoji64"))
 
 
 def test_another_model_brings_its_own_strength_unless_it_was_changed(form, catalogue):
