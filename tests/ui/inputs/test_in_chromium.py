@@ -139,7 +139,15 @@ def test_a_mask_is_painted_over_a_picture_of_history(open_sd1, size, tmp_path):
     page.get_by_role("button", name="Clear", exact=True).click()
     page.get_by_role("button", name="Undo", exact=True).click()
     walked = [name.splitlines()[0] for name in walk(page, "Draw")]
-    assert are_in_order(walked, "number input for Strength", "Paint a mask", "Brush size", "Erase", "Undo", "Clear")
+    assert are_in_order(
+        walked[: walked.index("Generate")],
+        "number input for Strength",
+        "Paint a mask",
+        "Brush size",
+        "Erase",
+        "Undo",
+        "Clear",
+    )
     screenshot(page, f"mask-{size['width']}", tmp_path, full_page=True)
     assert page.evaluate(HAS_NO_SIDE_SCROLL)
     page.get_by_role("button", name="Generate").click()

@@ -70,7 +70,7 @@ def test_the_editor_shows_small_pictures_larger_and_large_ones_smaller(upload_fo
     start = Path(upload(png_file(size), "a.png")["path"])
     html = editor_value(start)
     height = round(size[1] * longest / size[0])
-    assert f'<canvas width="{longest}" height="{height}"' in html and "old" not in html
+    assert f'<canvas width="{longest}" height="{height}"' in html and 'class="old"' not in html
     assert 'class="old"' in editor_value(start, Path(upload(mask_file(), "mouth.png")["path"]))
 
 
