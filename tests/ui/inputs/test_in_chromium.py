@@ -133,11 +133,7 @@ def test_a_mask_is_painted_over_a_picture_of_history(open_sd1, size, tmp_path):
     page.locator("#mask canvas").first.wait_for()
     expect(page.get_by_label("Paint a mask").locator("visible=true")).to_be_checked()
     expect(number(page, "Strength")).to_have_value("1")
-    generate(page, seed=6)
-    page.locator(".actions .problem").get_by_text("nothing is painted").locator("visible=true").wait_for()
     stroke(page)
-    page.get_by_role("button", name="Clear", exact=True).click()
-    page.get_by_role("button", name="Undo", exact=True).click()
     walked = [name.splitlines()[0] for name in walk(page, "Draw")]
     assert are_in_order(
         walked[: walked.index("Generate")],
@@ -148,6 +144,10 @@ def test_a_mask_is_painted_over_a_picture_of_history(open_sd1, size, tmp_path):
         "Undo",
         "Clear",
     )
+    page.get_by_role("button", name="Clear", exact=True).click()
+    generate(page, seed=6)
+    page.locator(".actions .problem").get_by_text("nothing is painted").locator("visible=true").wait_for()
+    page.get_by_role("button", name="Undo", exact=True).click()
     screenshot(page, f"mask-{size['width']}", tmp_path, full_page=True)
     assert page.evaluate(HAS_NO_SIDE_SCROLL)
     page.get_by_role("button", name="Generate").click()
