@@ -155,7 +155,7 @@ def test_a_mask_is_painted_over_a_picture_of_history(open_sd1, size, tmp_path):
     wait_for_end(page)
     first = download(page, tmp_path / "first.png")
     with Image.open(io.BytesIO(png.read_input(first, "mask"))) as mask:
-        white = np.asarray(mask) >= 128
+        white = np.asarray(mask.convert("L")) >= 128
     assert 0 < white.mean() < 0.5 and white[white.shape[0] // 2, white.shape[1] // 2] and not white[0].any()
     page.reload()
     page.locator("#mask .old").wait_for()
