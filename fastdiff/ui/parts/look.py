@@ -102,8 +102,8 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
 /* The buttons and the status line lie above pictures and labels, whose z-indexes are 20 and 40. */
 .gradio-container { @media (max-width: 640px) {
     padding-bottom: 72px !important;  /* room for .actions, and what has the focus scrolls out from under them */
-    * { scroll-margin-bottom: 80px }
-    &:has(.actions :is(li, .problem)) { padding-bottom: 200px !important; * { scroll-margin-bottom: 200px } } } }
+    * { scroll-margin-bottom: 80px } &:has(.actions :is(li, .problem)) {
+        padding-bottom: 200px !important; * { scroll-margin-bottom: 200px } } } }
 .gradio-container { overflow: clip !important }  /* hidden would disable position: sticky */
 .actions { position: sticky; bottom: 0; z-index: 41; padding: 8px 0; gap: 4px !important;
            background: var(--body-background-fill) }
