@@ -22,7 +22,7 @@ _PARALLEL = "a model runs on one GPU; use fastdiff.draw_many to draw on many"
 _PROCESSORS = "attention processors are not supported yet; fastdiff computes attention itself"
 _FORWARD = "it is a part of diffusers' own forward; call the model instead"
 _CALL = "it is a part of diffusers' own call; call the pipeline, or loop over its stream"
-_IP_ADAPTER = "IP-Adapters are not supported yet; draw without them"
+_IP_ADAPTER = "only text-to-image pipelines take IP-Adapters; draw without them"
 _TEXTUAL_INVERSION = "embeddings are tokens of a prompt, and this pipeline takes none; leave it out"
 _STEP = "it is a part of diffusers' own step; call step instead"
 
@@ -38,8 +38,6 @@ OF_TEXT_CALLS = {
     "callback": "callback_on_step_end replaces it; give that",
     "callback_steps": "callback_on_step_end is called after each step; leave it out",
     "control_mode": f"it is of a ControlNetUnionModel, and {REFUSED_CLASSES['ControlNetUnionModel']}",
-    "ip_adapter_image": "IP-Adapters are not supported; leave it out",
-    "ip_adapter_image_embeds": "IP-Adapters are not supported; leave it out",
 }
 
 # ConfigMixin and PushToHubMixin

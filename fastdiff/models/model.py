@@ -262,10 +262,9 @@ class Model(Surface, metaclass=_Building):
         path = folder / CONFIG_NAME
         config = read_json(path)
         if config.get("_class_name", cls.part.class_name) not in cls.part.classes:
-            if config["_class_name"] in REFUSED_CLASSES:
-                raise InputError(
-                    f"{path} describes a {config['_class_name']}: {REFUSED_CLASSES[config['_class_name']]}"
-                )
+            reason = REFUSED_CLASSES.get(str(config["_class_name"]))
+            if reason is not None:
+                raise InputError(f"{path} describes a {config['_class_name']}: {reason}")
             raise InputError(
                 f"{path} describes a {config['_class_name']}, but {cls.part.class_name} is wanted; give another folder"
             )

@@ -88,13 +88,15 @@ class TextDenoiser(Denoiser):
             added: (N, H, W, block_out_channels[0]), added to the output of conv_in.
             inside: of a T2I-Adapter, (N, H, W, C) added inside each down block, and perhaps one more for the middle.
         """
-        temb, _, (text, *text_bias) = conditioning
+        temb, _, (text, *others) = conditioning
         each = (len(x), -1)
+        text_bias = [other for other in others if other.ndim == 2]
         context = Context(
             temb.expand(*each),
             text.expand(*each, -1),
             text_bias[0].expand(*each) if text_bias else None,
             bias[0] if bias else None,
+            tuple(other.expand(*each, -1) for other in others if other.ndim == 3),
         )
         feature = self.conv_in(Feature(x), residual=added)
         outputs = [feature]

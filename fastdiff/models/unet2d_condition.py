@@ -13,7 +13,7 @@ from fastdiff.checkpoints import registry
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.errors import InputError
 from fastdiff.models import text_unet
-from fastdiff.models.blocks.conditioning import Conditioning, Given
+from fastdiff.models.blocks.conditioning import Conditioning, Given, Prompt
 from fastdiff.models.blocks.embeddings import ImageHintTimeEmbedding
 from fastdiff.models.blocks.layers import Conv2d, Feature, GroupNorm, plus
 from fastdiff.models.blocks.transformer import Context
@@ -135,6 +135,10 @@ class UNet2DConditionModel(TextDenoiser):
         outputs, context = self.encode(x, conditioning, extras.bias, inside=extras.inside)
         residuals = extras.down + extras.mid
         return self.decode([*map(plus, outputs, residuals)] if residuals else outputs, context)
+
+    def _rest(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """As TextDenoiser._rest, with the keys and values of image prompts, which a ControlNet does not read."""
+        return *super()._rest(prompt), *prompt.images
 
     def encode(
         self,

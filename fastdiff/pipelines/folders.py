@@ -14,7 +14,7 @@ from fastdiff.arguments import path as checked_path
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.loading import Load, chosen_device, chosen_dtype
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.registry import check_draws
+from fastdiff.checkpoints.registry import IMAGE_ENCODER, check_draws
 from fastdiff.checkpoints.single_files.cards import FileOptions, file_card
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import dtype_name, naming_lost_device
@@ -98,11 +98,12 @@ class FromFolder(Saving, Surface, ABC):
             cache_dir: a folder to use instead of the hub's cache.
             force_download: download files again that are in the cache.
             options: parts that replace the folder's: `unet`, `transformer`, `vae`, `value_function`, `text_encoder`,
-                `text_encoder_2`, `tokenizer`, `tokenizer_2`. A part is an object of fastdiff, or a live one of
-                diffusers or transformers, which is copied. It keeps its dtype and moves to the device. The folder's
-                part is then neither downloaded nor read. `text_encoder=None` loads a pipeline without it; calls then
-                need `prompt_embeds`. SDXL takes `force_zeros_for_empty_prompt`. Other options of diffusers that change
-                nothing here are accepted, such as `low_cpu_mem_usage` and `safety_checker=None`.
+                `text_encoder_2`, `tokenizer`, `tokenizer_2`, and the `image_encoder` of IP-Adapters. A part is an
+                object of fastdiff, or a live one of diffusers or transformers, which is copied. It keeps its dtype and
+                moves to the device. The folder's part is then neither downloaded nor read. `text_encoder=None` loads a
+                pipeline without it; calls then need `prompt_embeds`. SDXL takes `force_zeros_for_empty_prompt`. Other
+                options of diffusers that change nothing here are accepted, such as `low_cpu_mem_usage` and
+                `safety_checker=None`.
 
         Raises:
             InputError: the model cannot be loaded, the folder needs another class than this one, or an option cannot
@@ -220,6 +221,8 @@ class FromFolder(Saving, Surface, ABC):
             )
         scheduler = given.scheduler(card.pipeline.scheduler_options) or scheduler_of(card, load.scheduler)
         pipe = kind._of_card(card, parts, scheduler)
+        if parts.get(IMAGE_ENCODER.name) is not None:
+            setattr(pipe, IMAGE_ENCODER.name, parts[IMAGE_ENCODER.name])
         pipe._card = card
         return pipe.offloaded_from(load.device) if load.offload else pipe
 

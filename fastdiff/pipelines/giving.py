@@ -10,7 +10,14 @@ from fastdiff.checkpoints import loading
 from fastdiff.checkpoints.hub import resolve_part
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.registry import CONTROLNET, SCHEDULER, control_folders, part_names, pipeline_class
+from fastdiff.checkpoints.registry import (
+    CONTROLNET,
+    IMAGE_ENCODER,
+    SCHEDULER,
+    control_folders,
+    part_names,
+    pipeline_class,
+)
 from fastdiff.errors import InputError
 from fastdiff.models.classes import load_models
 from fastdiff.models.controlnet import ControlNetModel
@@ -22,7 +29,6 @@ from fastdiff.text.tokenizer import CLIPTokenizer
 
 REFUSED = loading.REFUSED | {  # options and parts of diffusers' pipelines that are refused, and why
     "safety_checker": "safety checkers are not run; give None",
-    "image_encoder": "IP-Adapters are not supported; give None",
     "add_watermarker": "pictures get no watermark; leave it out",
     "id2label": "give the names of the labels as `labels` in the folder's fastdiff.json",
     "env": "observations are not normalised here; leave it out",
@@ -47,7 +53,8 @@ class Given:
     def read(cls, options: Mapping[str, Any], refused: Mapping[str, str] = REFUSED) -> "Given":
         """Read the options of `from_pretrained` that are not named there. Raises InputError for one that is refused."""
         options = {name: value for name, value in options.items() if name not in TAKEN}
-        parts = {name: adopted(name, options[name]) for name in part_names() if name in options}
+        names = (*part_names(), IMAGE_ENCODER.name)
+        parts = {name: adopted(name, options[name]) for name in names if name in options}
         others = {name: value for name, value in options.items() if name not in (*parts, ZEROS)}
         loading.check_foreign(others, refused)
         for number in ("", "_2"):  # a tokenizer alone has no use
@@ -68,6 +75,7 @@ class Given:
         """Return a card that was read with `configs`. Raises InputError for parts that the pipeline does not have."""
         card = _with_controlnet(card) if self.parts.get(CONTROLNET.name) is not None else card
         known = {part.name for part in card.pipeline.parts}
+        known |= {IMAGE_ENCODER.name} if card.pipeline.reads_text else set()
         for part, value in self.parts.items():
             if part not in known and value is not None:
                 raise InputError(f"{part}: a {card.pipeline.name} has no such part; leave it out")

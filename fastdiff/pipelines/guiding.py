@@ -10,9 +10,10 @@ from fastdiff.diffusion.conditions import Conditions, Guidance
 from fastdiff.errors import InputError
 from fastdiff.execution.transfers import upload
 from fastdiff.kinds import Fraction
-from fastdiff.models.blocks.conditioning import Prompt
+from fastdiff.models.blocks.conditioning import Given, Prompt
 from fastdiff.models.blocks.embeddings import Timesteps
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
+from fastdiff.pipelines.image_prompts import NO_IMAGES, ImagePrompts
 from fastdiff.pipelines.prompted import Group, groups_of
 from fastdiff.pipelines.prompts import START, Moment, Prompts
 from fastdiff.pipelines.remembering import Encoded
@@ -27,7 +28,8 @@ class Guiding(NamedTuple):
     interval: tuple[float, float] = (0.0, 1.0)
 
 
-Told = tuple[Encoded, Tensor | None]  # a prompt, and the six size numbers of SDXL
+# A prompt, the six size numbers of SDXL, and the keys and values of its image prompts
+Told = tuple[Encoded, Tensor | None, tuple[Tensor, ...]]
 
 
 def make_groups(
@@ -38,6 +40,7 @@ def make_groups(
     unet: UNet2DConditionModel,
     device: torch.device,
     steps: int,
+    images: ImagePrompts = NO_IMAGES,
 ) -> list[Group]:
     """Encode the prompts of a run of `steps` model calls and return its groups, one unless prompts are weighted.
 
@@ -47,7 +50,8 @@ def make_groups(
 
     def make(rows: list[int], step: int) -> Conditions:
         pictures = [of_pictures[row] for row in rows]
-        return make_conditions(prompts, pictures, guiding, time_ids, unet, device, counts, Moment(step, steps))
+        given = prompts, pictures, guiding, time_ids, unet, device
+        return make_conditions(*given, counts, Moment(step, steps), images.at(rows))
 
     def key(step: int) -> object:
         return prompts.texts_at(Moment(step, steps))
@@ -70,6 +74,7 @@ def make_conditions(
     device: torch.device,
     chunks: Sequence[int] = (),
     moment: Moment = START,
+    images: ImagePrompts = NO_IMAGES,
 ) -> Conditions:
     """Encode the prompts and return the conditions of the pictures. Pictures with equal conditions share one.
 
@@ -80,15 +85,17 @@ def make_conditions(
         device: the U-Net's device.
         chunks: the chunks of each prompt, where prompts are weighted.
         moment: the model call.
+        images: the image prompts of the pictures.
 
     Raises as `TextEncoders.encode`, and InputError if the two halves have different lengths in tokens.
     """
     ids, ids_away = time_ids or (None, None)
     encoded, is_told = prompts.encode(chunks, moment), unet.config.time_cond_proj_dim is not None
-    halves: list[list[Told]] = [[(encoded[i], ids) for i in of_pictures]]
+    of_own, of_null = images.at(range(len(of_pictures)))
+    halves: list[list[Told]] = [[(encoded[i], ids, image) for i, image in zip(of_pictures, of_own, strict=True)]]
     if _has_two_halves(guiding, unet):
         away = prompts.encode_negative(encoded, chunks, moment)
-        halves.insert(0, [(away[i], ids_away) for i in of_pictures])
+        halves.insert(0, [(away[i], ids_away, image) for i, image in zip(of_pictures, of_null, strict=True)])
     listed, places = _list([told for half in halves for told in half])
     *null, own = upload(places, device).split(len(of_pictures))
     guidance = Guidance(guiding.scale, null[0], guiding.rescale, guiding.interval) if null else None
@@ -106,20 +113,26 @@ def _list(told: Sequence[Told]) -> tuple[list[Told], list[int]]:
 
 def _stack(listed: Sequence[Told], unet: UNet2DConditionModel, device: torch.device, scale: float | None) -> Prompt:
     """Return the U-Net's inputs for the distinct conditions, on `device`. `scale`: the guidance scale input of LCM."""
-    lengths = sorted({len(encoded.text) for encoded, _ in listed})
+    lengths = sorted({len(encoded.text) for encoded, _, _ in listed})
     if len(lengths) > 1:
         raise InputError(
             f"prompt_embeds, negative_prompt_embeds: they have {lengths[0]} and {lengths[1]} tokens; "
             "give both the same length"
         )
-    text = torch.stack([encoded.text.to(device, unet.dtype) for encoded, _ in listed])
+    text = torch.stack([encoded.text.to(device, unet.dtype) for encoded, _, _ in listed])
     added = [
         (encoded.pooled.to(device, unet.dtype), upload(ids, device))
-        for encoded, ids in listed
+        for encoded, ids, _ in listed
         if encoded.pooled is not None and ids is not None
     ]
     cond = () if scale is None else (upload(_embedded_scale(scale, unet), device).expand(len(text), -1),)
-    return Prompt(text, added=tuple(map(torch.stack, zip(*added, strict=True))), timestep_cond=cond)
+    images = [images for _, _, images in listed]
+    return Prompt(text, added=_stacked(added), timestep_cond=cond, images=_stacked(images))
+
+
+def _stacked(rows: Sequence[tuple[Tensor, ...]]) -> Given:
+    """Return each column of the rows as one tensor."""
+    return tuple(map(torch.stack, zip(*rows, strict=True)))
 
 
 def _embedded_scale(scale: float, unet: UNet2DConditionModel) -> Tensor:

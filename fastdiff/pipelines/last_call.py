@@ -1,5 +1,7 @@
 """The facts of a text-to-image pipeline's last call, as attributes with the names of diffusers' pipelines."""
 
+from typing import Any
+
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.pipelines.adapting import Adapting
 from fastdiff.pipelines.base import LastRun
@@ -9,6 +11,9 @@ from fastdiff.pipelines.drawing import DrawingOptions
 class LastCall(Adapting):
     """A pipeline that remembers its last call."""
 
+    cross_attention_kwargs: Any = None
+    denoising_start: float | None = None
+    denoising_end: float | None = None
     denoiser: UNet2DConditionModel
 
     @property

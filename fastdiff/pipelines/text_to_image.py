@@ -37,6 +37,7 @@ from fastdiff.pipelines.fitting import check_unet, checked_nets
 from fastdiff.pipelines.guiding import Guiding, checked_interval, make_groups
 from fastdiff.pipelines.hires import UpscaleOptions, go_on_larger
 from fastdiff.pipelines.image_processor import ImageProcessor
+from fastdiff.pipelines.image_prompts import ImagePrompting, ImagePromptOptions
 from fastdiff.pipelines.image_to_image import Encoding, ImageOptions, ImageStart, read_image_to_image
 from fastdiff.pipelines.inpainting import InpaintStart, MaskOptions, read_inpainting
 from fastdiff.pipelines.inversion import TextualInversion
@@ -55,7 +56,7 @@ LATENT = "latent"  # an output type: the U-Net's result, not decoded
 TEXT_PARTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 
 
-class TextToImagePipeline(TextualInversion, EncodingPrompts):
+class TextToImagePipeline(TextualInversion, EncodingPrompts, ImagePrompting):
     """Text-to-image pictures, as diffusers' StableDiffusionPipeline and StableDiffusionXLPipeline draw them.
 
     A prompt and a seed give the same bits whatever the batch size, and wherever in the batch they are. A `generator`
@@ -66,10 +67,7 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
     refused = REFUSED
     text_encoder_name, unet_name = TEXT_ENCODER.name, UNET_CONDITION.name
     interrupt = False  # a run is interrupted by leaving the loop over `stream`
-    cross_attention_kwargs: Any = None  # of the last call
-    denoising_start: float | None = None  # of the last call
-    denoising_end: float | None = None
-    safety_checker = feature_extractor = image_encoder = None  # not run
+    safety_checker = None  # not run
     optional_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer", CONTROLNET.name)
     denoiser: UNet2DConditionModel
 
@@ -249,10 +247,10 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
                 `aesthetic_score` and `negative_aesthetic_score`. `upscale`, `upscale_strength` and `upscale_mode`
                 enlarge the picture and go on (see `hires`). With ControlNets `control_image`,
                 `controlnet_conditioning_scale`, `guess_mode`, `control_guidance_start` and `control_guidance_end` (see
-                `ControlOptions`). `guidance_scale` defaults to the model's own, else to 7.5, or 5 for SDXL without
-                `mask_image`; a scale of 1 or less is unguided. A U-Net with `time_cond_proj_dim` (LCM) takes the scale
-                as an input instead. `output_type` may also be `"latent"`, which returns the U-Net's result, (N, C, h,
-                w) float32.
+                `ControlOptions`). `ip_adapter_image` or `ip_adapter_image_embeds` has one for each IP-Adapter.
+                `guidance_scale` defaults to the model's own, else to 7.5, or 5 for SDXL without `mask_image`; a scale
+                of 1 or less is unguided. A U-Net with `time_cond_proj_dim` (LCM) takes the scale as an input instead.
+                `output_type` may also be `"latent"`, which returns the U-Net's result, (N, C, h, w) float32.
 
         Raises as `Pipeline.stream`, and NonFiniteError, which names the part, if the output of a part is NaN or
         infinite.
@@ -288,8 +286,9 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
             make_ids = sizes.time_ids_of_refiner if self.encoders.of_refiner else make_ids
             time_ids = make_ids(*self._told_size(first, drawing.shape)) if of_sdxl else None
             guiding = Guiding(scale, rescale, interval)
+            images = self._image_prompts(options_of(ImagePromptOptions, options), len(drawing.subjects))
             given = prompts, drawing.subjects, guiding, time_ids, self.denoiser, self.device
-            groups = make_groups(*given, len(drawing.schedule))
+            groups = make_groups(*given, len(drawing.schedule), images)
         check_groups(groups, callback_on_step_end, masks=isinstance(start, InpaintStart))
         conditions, after_step, begun = groups[0].of_steps[0], groups[0].after_step, None
         if callback_on_step_end is not None:
@@ -322,8 +321,8 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts):
 
     def _read(self, options: Mapping[str, Any]) -> tuple[DrawingOptions, Prompts, SizeOptions, PartOptions]:
         """Return the arguments of a call, sorted by purpose. Raises InputError for one that the model does not take."""
-        known = names_of(DrawingOptions, PromptOptions, SizeOptions, PartOptions, UpscaleOptions, ControlOptions)
-        known -= {"use_clipped_model_output", "horizon"}
+        kinds = DrawingOptions, PromptOptions, SizeOptions, PartOptions, UpscaleOptions, ControlOptions
+        known = names_of(*kinds, ImagePromptOptions) - {"use_clipped_model_output", "horizon"}
         options = accepted(options, known, REFUSED, "text-to-image pipelines")
         sizes, part = options_of(SizeOptions, options), options_of(PartOptions, options)
         if not self.encoders.of_sdxl:

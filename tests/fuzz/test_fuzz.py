@@ -30,6 +30,7 @@ COUNTS = {
     "pictures": 120,
     "loras": 120,
     "controls": 80,
+    "ip_adapters": 80,
 }  # cases per round (default: 100)
 ROUNDS = {"text": 3, "sdxl": 2, "command": 2}  # (default: 1)
 

@@ -57,8 +57,12 @@ ANY = {  # for every kind
     "num-images": ({"num_images": 2}, "num_images: text-to-image pipelines use num_images_per_prompt"),
     "unknown": ({"temperature": 0.5}, "temperature: text-to-image pipelines have no such argument; leave it out"),
     "unknown-none": ({"temperature": None}, "temperature: text-to-image pipelines have no such argument"),
-    "ip-adapter": ({"ip_adapter_image": 1}, "ip_adapter_image: IP-Adapters are not supported"),
-    "ip-embeds": ({"ip_adapter_image_embeds": []}, "ip_adapter_image_embeds: IP-Adapters are not supported"),
+    "ip-adapter": ({"ip_adapter_image": 1}, "ip_adapter_image: no IP-Adapter is loaded; load one with load_ip_adapter"),
+    "ip-embeds": ({"ip_adapter_image_embeds": []}, "ip_adapter_image_embeds: no IP-Adapter is loaded"),
+    "ip-masks": (
+        {"cross_attention_kwargs": {"ip_adapter_masks": []}},
+        "cross_attention_kwargs: 'ip_adapter_masks' is not supported; give scale alone",
+    ),
     "attention": (
         {"cross_attention_kwargs": {"gligen": 1}},
         "cross_attention_kwargs: 'gligen' is not supported; give scale alone",

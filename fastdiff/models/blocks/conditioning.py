@@ -24,6 +24,7 @@ class Prompt(NamedTuple):
     bias: Given = ()  # (M, L), from encoder_attention_mask
     added: Given = ()  # added_cond_kwargs: text_embeds (M, width) and time_ids (M, count)
     timestep_cond: Given = ()  # (M, time_cond_proj_dim)
+    images: Given = ()  # (M, tokens, width) for each IP-Adapter: keys and values of pictures for all attentions
 
 
 class Conditioning(NamedTuple):
@@ -35,7 +36,7 @@ class Conditioning(NamedTuple):
 
     temb: Tensor  # (M, width): what the blocks read of time and class, side by side
     timesteps: Tensor  # (M,)
-    text: tuple[Tensor, ...] = ()  # (M, L, width), keys and values of a text side by side; (M, L), a bias of its keys
+    text: tuple[Tensor, ...] = ()  # (M, L, width): keys and values of a text, of image prompts; (M, L): a bias of keys
 
     def of(self, conditions: Tensor) -> "Conditioning":
         """Return the entries at the indices `conditions` (N,), in this order."""

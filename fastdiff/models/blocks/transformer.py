@@ -29,6 +29,7 @@ class Context(NamedTuple):
     text: Tensor  # (N, L, width)
     text_bias: Tensor | None = None  # (N, L), for the text's keys in attn2
     bias: Tensor | None = None  # (N, keys of attn1)
+    images: tuple[Tensor, ...] = ()  # (N, tokens, width) for each IP-Adapter, with the columns of `text`
 
 
 class SelfAttention(nn.Module):
@@ -71,7 +72,11 @@ class TextAttention(nn.Module):
     def forward(self, x: Tensor | Scaled, context: Context, bias: Tensor | None) -> Tensor:
         keys, values = context.text[..., self.columns].chunk(2, dim=-1)
         q = linear(x, self.to_q.weight)
-        return _out(self.to_out, attention(q, keys, values, heads=self.heads, bias=bias))
+        y = attention(q, keys, values, heads=self.heads, bias=bias)
+        for image in context.images:  # the decoupled attention of an IP-Adapter; its scale is in the values
+            keys, values = image[..., self.columns].chunk(2, dim=-1)
+            y = y + attention(q, keys, values, heads=self.heads)
+        return _out(self.to_out, y)
 
 
 def _out(layers: nn.ModuleList, x: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from fastdiff.text.tokenizer import CLIPTokenizer
 from tests.fuzz.doors.outcomes import REFUSALS, Options, Outcome, guarded
 from tests.fuzz.folders import MODELS, SCHEDULER
 from tests.fuzz.named import controls, embeddings, loras
+from tests.fuzz.named.image_prompts import ip_adapters
 from tests.fuzz.values import OBJECTS, PROMPT
 
 
@@ -212,18 +213,23 @@ def _accelerate(folder: Path, options: dict[str, Any]) -> list[str]:
 
 @guarded
 def _adapters(folder: Path, options: dict[str, Any]) -> list[str]:
-    """Load the LoRA and the embedding beside a model, draw, and unload them. The bits from before must return."""
+    """Load the adapters and the embedding beside a model, draw, and unload them. The bits from before must return."""
     pipe: Any = fastdiff.Pipeline.from_pretrained(folder, device="cpu")
-    before = _bits(pipe)
+    before, given, image = _bits(pipe), {}, folder / ip_adapters.NAME
     try:
         if os.path.lexists(folder / loras.NAME):
             pipe.load_lora_weights(folder / loras.NAME)
         if os.path.lexists(folder / embeddings.NAME):
             pipe.load_textual_inversion(folder / embeddings.NAME)
-        problems = _draw(pipe, {})
+        if os.path.lexists(image):
+            pipe.load_ip_adapter(image, image_encoder_folder=None)
+            given["ip_adapter_image_embeds"] = ip_adapters.embeds(image)
+        problems = _draw(pipe, given)
         pipe.unload_lora_weights()
         pipe.unload_textual_inversion()
+        pipe.unload_ip_adapter()
     except REFUSALS:
+        pipe.unload_ip_adapter()
         if pipe.get_list_adapters():  # an embedding was refused after it
             pipe.unload_lora_weights()
         if not torch.equal(before, _bits(pipe)):

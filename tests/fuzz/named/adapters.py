@@ -1,7 +1,8 @@
-"""Named cases of LoRAs and embeddings: after each refusal the pipeline draws the same bits."""
+"""Named cases of LoRAs, IP-Adapters and embeddings: after each refusal the pipeline draws the same bits."""
 
 from tests.fuzz.cases import Case
 from tests.fuzz.named import embeddings, loras
+from tests.fuzz.named.image_prompts import ip_adapters
 from tests.fuzz.named.making import DONE, EITHER, REFUSED, Named
 
 
@@ -22,4 +23,11 @@ NAMED |= {
         _ends(form in embeddings.SOUND, form in embeddings.REFUSED),
     )
     for form in embeddings.FORMS
+}
+NAMED |= {
+    f"an IP-Adapter: {form}": (
+        [Case("sd1", (("ip_adapter", form, "500"),), "library", "adapters")],
+        _ends(form in ip_adapters.SOUND, form in ip_adapters.HOSTILE),
+    )
+    for form in ip_adapters.FORMS
 }

@@ -13,6 +13,7 @@ from fastdiff.diffusion.results import PipelineOutput
 from fastdiff.pipelines import label, text_to_image, trajectory
 from fastdiff.pipelines.controlling import ControlOptions
 from fastdiff.pipelines.drawing import DrawingOptions, names_of
+from fastdiff.pipelines.image_prompts import ImagePromptOptions
 from fastdiff.pipelines.prompts import PromptOptions
 from fastdiff.pipelines.refining import PartOptions
 from fastdiff.pipelines.signatures import CALLS, ENCODE_PROMPT
@@ -52,7 +53,7 @@ def test_every_argument_is_taken_or_refused_by_name(name):
         "TextToImagePipeline": (text_to_image, text_to_image.TextToImagePipeline),
         "TrajectoryPipeline": (trajectory, trajectory.TrajectoryPipeline),
     }[next(iter(PIPELINES[name].denoisers.values()))]
-    taken = names_of(DrawingOptions, PromptOptions, SizeOptions, PartOptions, ControlOptions)
+    taken = names_of(DrawingOptions, PromptOptions, SizeOptions, PartOptions, ControlOptions, ImagePromptOptions)
     taken |= {*names(kind.stream), "return_dict"}
     assert sorted({*CALLS[name]} - taken - module.REFUSED.keys()) == []
 
