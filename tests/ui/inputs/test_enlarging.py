@@ -16,6 +16,13 @@ from tests.ui.inputs.test_mask import mask_file
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def test_an_enlarged_picture_is_the_commands_byte_for_byte(picture, command):
+    mine = picture(upscale=1.5, upscale_strength=0.6)
+    theirs = command("--upscale", "1.5", "--upscale-strength", "0.6")
+    assert mine.path.read_bytes() == theirs.read_bytes()
+    assert (mine.record["width"], mine.record["height"]) == (96, 72)
+
+
 def test_the_button_draws_the_same_request_larger(engine, picture, apple):
     drawn = picture(init_image=apple, strength=0.6)
     asked = larger(drawn, engine.catalogue, LIMITS)

@@ -74,6 +74,17 @@ def test_the_editor_shows_small_pictures_larger_and_large_ones_smaller(upload_fo
     assert 'class="old"' in editor_value(start, Path(upload(mask_file(), "mouth.png")["path"]))
 
 
+def test_inpainting_is_the_commands_byte_for_byte(picture, command, apple):
+    own = {"strength": 1.0, "mask_blur": 2.0}
+    mine = picture(init_image=apple, mask=upload(mask_file(), "mouth.png"), **own)
+    flags = ["--init-image", "apple.png", "--mask", "mouth.png", "--mask-blur", "2", "--embed-inputs"]
+    theirs = command(*flags, files={"mouth.png": mask_file()})
+    assert mine.path.read_bytes() == theirs.read_bytes()
+    assert mine.record["mask"] == "mouth.png" and png.read_input(mine.path, "mask") == mask_file()
+    other = picture(init_image=apple, mask=upload(mask_file((0, 0, 64, 8)), "mouth.png"), **own)
+    assert other.path.read_bytes() != mine.path.read_bytes()
+
+
 def test_a_grid_holds_the_mask_after_the_uploads_are_gone(engine, apple, tmp_path):
     mask = upload(mask_file(), "mouth.png")
     asked = UncheckedRequest(**ASKED | {"num_images": 2}, init_image=apple, mask=mask)
