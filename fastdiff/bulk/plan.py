@@ -105,9 +105,11 @@ class Plan:
         subjects = list(dict.fromkeys(cell.label_name if cell.prompt is None else cell.prompt for cell in cells))
         pictures = [_identity(cell) for cell in cells]
         starts = [cell.start for cell in cells if cell.start]
+        controls = [each for cell in cells if cell.control for each in cell.control.pictures]
         inputs = {
             "images": dict.fromkeys(start.picture.sha256 for start in starts),
             "masks": dict.fromkeys(start.mask.picture.sha256 for start in starts if start.mask),
+            "control-images": dict.fromkeys(picture.sha256 for picture in controls),
         }
         settings = {Request.SHOWN_AS.get(name, name): value for name, value in request.as_record().items()}
         for name in ("init-image", f"{BASE}height", f"{BASE}width"):  # the picture's hash is in `images`
@@ -133,8 +135,8 @@ def _usual_shard(count: int, pixels: int, batch: int) -> int:
 
 
 def _identity(cell: Cell) -> tuple[Any, ...]:
-    start = () if cell.start is None else (cell.start.as_identity(),)
-    return cell.seed, cell.label, cell.label_name, cell.prompt, *start
+    given = (each.as_identity() for each in cell.given)
+    return cell.seed, cell.label, cell.label_name, cell.prompt, *given
 
 
 def _digest(values: Any) -> str:

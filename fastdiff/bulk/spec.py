@@ -1,8 +1,8 @@
 """The file of `--spec`: one row per label or prompt, with a seed and a number of pictures. Imports no torch.
 
 A .json file holds a list of objects, a .jsonl file one object per line, and a .csv file a header and one row per line.
-The names are label or prompt, seed, num_images, image, strength and mask. The run's values replace those that a row
-leaves out. An image or a mask is a file, relative to the folder of the spec.
+The names are label or prompt, seed, num_images, image, strength, mask and control. The run's values replace those that
+a row leaves out. An image, a mask or a control picture is a file, relative to the folder of the spec.
 """
 
 import csv
@@ -30,12 +30,12 @@ from fastdiff.requests.completion import (
     sized_as,
 )
 from fastdiff.requests.defaults import BULK, SEED
-from fastdiff.requests.input_picture import InputPicture, Mask, Start
+from fastdiff.requests.input_picture import Control, InputPicture, Mask, check_control_count, read_control
 from fastdiff.requests.prompt_file import read_text
-from fastdiff.requests.request import FileName, Request
+from fastdiff.requests.request import FileName, PictureNames, Request
 from fastdiff.schema import Wanted, checked
 
-NAMES = ("label", "prompt", "seed", "num_images", "image", "strength", "mask")
+NAMES = ("label", "prompt", "seed", "num_images", "image", "strength", "mask", "control")
 _KINDS: Mapping[str, Any] = {
     "label": Annotated[Label | str | None, Wanted("the name or index of a label")],
     "prompt": Prompt | None,
@@ -44,6 +44,7 @@ _KINDS: Mapping[str, Any] = {
     "image": FileName | None,
     "strength": Fraction | None,
     "mask": FileName | None,
+    "control": Annotated[FileName | PictureNames | None, Wanted("a path, or a list of one for each --control")],
 }
 
 
@@ -58,6 +59,7 @@ class Row:
     image: str | None = None  # a path
     strength: float | None = None
     mask: str | None = None  # a path
+    control: tuple[str, ...] | None = None  # a path for each ControlNet
 
 
 def read_rows(path: str) -> list[Row]:
@@ -80,7 +82,8 @@ def read_rows(path: str) -> list[Row]:
 def _beside(row: Row, folder: Path) -> Row:
     """Return the row with the paths of its files from where the command runs."""
     image, mask = (None if path is None else str(folder / path) for path in (row.image, row.mask))
-    return replace(row, image=image, mask=mask)
+    control = None if row.control is None else tuple(str(folder / path) for path in row.control)
+    return replace(row, image=image, mask=mask, control=control)
 
 
 def _json(text: str) -> Iterable[Any]:
@@ -123,7 +126,7 @@ def _row(number: int, value: Any) -> Row:
     row = Row(**{name: checked(f"row {number}: {name}", each, _KINDS[name]) for name, each in value.items()})
     if row.label is not None and row.prompt is not None:
         raise InputError(f"row {number}: has both label and prompt; leave one out")
-    return row
+    return replace(row, control=(row.control,)) if isinstance(row.control, str) else row
 
 
 def complete_rows(
@@ -154,10 +157,12 @@ def complete_rows(
         picture, mask = inputs.of(row)
         strength = request.strength if row.strength is None and picture else row.strength
         with naming(f"spec: row {number}"):
-            start = begin(picture, strength, completed.num_inference_steps or 0, card, mask)
+            steps = completed.num_inference_steps or 0
+            start = begin(picture, strength, steps, card, mask, controlled=bool(request.control))
             if mask is not None and completed.upscale is not None:
                 raise InputError(WHOLE)
-        cells += _cells(row, request, card, BULK.most_pictures - len(cells), start)
+        cell = Cell(0, None, None, row.prompt, start, inputs.control_of(row))
+        cells += _cells(row, request, card, BULK.most_pictures - len(cells), cell)
     return completed, cells
 
 
@@ -165,7 +170,7 @@ def _complete_inputs(request: Request, inputs: "_Inputs", rows: list[Row], card:
     """Return a request completed, whose rows say what pictures start from."""
     inputs.check_reader(card)
     pairs = [inputs.of(row) for row in rows]
-    request = _sized(request, pairs, card)
+    request = _sized(request, pairs, [inputs.control_of(row) for row in rows], card)
     completed, *other = [complete(request, card, BULK, masked=each)[0] for each in {bool(mask) for _, mask in pairs}]
     if other and other[0].guidance_scale != completed.guidance_scale:
         raise InputError("spec: with a mask the model has another guidance scale than without; give --cfg-scale")
@@ -177,10 +182,11 @@ Pair: TypeAlias = tuple[InputPicture | None, Mask | None]
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Hold what rows start from by path, each file read once. Under None is what the run gives."""
+    """The pictures that the rows of a file name, each read once: by its path, and under None what the run gives."""
 
     pictures: Mapping[str | None, InputPicture | None]
     masks: Mapping[str | None, Mask | None]
+    controls: Mapping[tuple[str, ...] | None, Control | None]
 
     @classmethod
     def read(cls, rows: list[Row], request: Request, *, pixels: bool) -> "_Inputs":
@@ -189,12 +195,13 @@ class _Inputs:
             path: mask_of(each, request) for path, each in _read(rows, "mask", pixels)
         }
         own = None if masks and request.mask is None else read_mask(request)
-        return cls({**pictures, None: read_picture(request)}, {**masks, None: own})
+        controls = _controls(rows, request, pixels)
+        return cls({**pictures, None: read_picture(request)}, {**masks, None: own}, controls)
 
     @property
     def of_rows(self) -> bool:
-        """Whether a row has a picture or a mask."""
-        return len(self.pictures) > 1 or len(self.masks) > 1
+        """Whether a row has a picture, a mask or a control picture."""
+        return any(len(each) > 1 for each in (self.pictures, self.masks, self.controls))
 
     def check_reader(self, card: ModelCard) -> None:
         """Raise InputError, which names a file of a row, for a model that reads no text and so starts from nothing."""
@@ -202,12 +209,17 @@ class _Inputs:
             return
         files = [picture for path, picture in self.pictures.items() if picture and path is not None]
         files += [mask.picture for path, mask in self.masks.items() if mask and path is not None]
+        files += [control.pictures[0] for paths, control in self.controls.items() if control and paths is not None]
         raise InputError(f"{files[0].setting}: {card.name} has no text encoder; leave it out")
 
     def of(self, row: Row) -> Pair:
         """Return the picture and the mask of a row. The run's mask is for rows with a picture."""
         picture = self.pictures[row.image]
         return picture, None if picture is None and row.mask is None else self.masks[row.mask]
+
+    def control_of(self, row: Row) -> Control | None:
+        """Return the control pictures of a row."""
+        return self.controls[row.control]
 
 
 def _read(rows: list[Row], name: str, pixels: bool) -> Iterator[tuple[str, InputPicture]]:
@@ -220,13 +232,30 @@ def _read(rows: list[Row], name: str, pixels: bool) -> Iterator[tuple[str, Input
             yield path, InputPicture.read(path, f"spec: row {number}: {name}", pixels=pixels)
 
 
-def _sized(request: Request, inputs: list[Pair], card: ModelCard) -> Request:
-    """Return the request with the size of the pictures without masks, if there are any.
+def _controls(rows: list[Row], request: Request, pixels: bool) -> dict[tuple[str, ...] | None, Control | None]:
+    """Return the control pictures by their paths, and under None the run's, which rows without any have."""
+    found: dict[tuple[str, ...] | None, Control | None] = {}
+    for number, row in enumerate(rows, 1):
+        if row.control is None or row.control in found:
+            continue
+        setting = f"spec: row {number}: control"
+        if not request.control:
+            raise InputError(f"{setting}: a ControlNet reads it; give --control, or leave it out")
+        with naming(f"spec: row {number}"):
+            check_control_count(len(row.control), len(request.control))
+        found[row.control] = Control(tuple(InputPicture.read(path, setting, pixels=pixels) for path in row.control))
+    return {**found, None: read_control(request) if any(row.control is None for row in rows) else None}
+
+
+def _sized(request: Request, inputs: list[Pair], controls: list[Control | None], card: ModelCard) -> Request:
+    """Return the request with the size of the pictures without masks, or else of the control pictures.
 
     Raises InputError for pictures of several sizes, unless the request gives one.
     """
     _check_crops(inputs)
     plain = [picture for picture, mask in inputs if picture is not None and mask is None]
+    if not any(picture for picture, _ in inputs):
+        plain = [control.pictures[0] for control in controls if control is not None]
     if not plain:
         return request
     first = plain[0]
@@ -259,7 +288,8 @@ def _check_crops(inputs: list[Pair]) -> None:
         )
 
 
-def _cells(row: Row, request: Request, card: ModelCard, most: int, start: Start | None) -> list[Cell]:
+def _cells(row: Row, request: Request, card: ModelCard, most: int, cell: Cell) -> list[Cell]:
+    """Return the pictures of a row, which are alike but for their seeds and labels."""
     assert isinstance(request.seed, int)
     first = request.seed if row.seed is None else row.seed
     count = row.num_images or request.num_images or 1
@@ -268,4 +298,4 @@ def _cells(row: Row, request: Request, card: ModelCard, most: int, start: Start 
         raise InputError(f"spec: more than {BULK.most_pictures} pictures; split it into several runs")
     if row.label is not None:
         return label_cells(card, card.info.label_choices(row.label, card.config.num_class_embeds), seeds)
-    return [Cell(seed, None, None, row.prompt, start) for seed in seeds]
+    return [replace(cell, seed=seed) for seed in seeds]

@@ -165,18 +165,20 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     add("--strength", type=float, metavar="X", help="how much of it changes, 0 to 1 (default: 0.8; SDXL 0.3; masks 1)")
     _add_mask_arguments(add)
     _add_upscale_arguments(add)
+    _add_control_arguments(add)
     add("--label", action="append", help=f"name or index; may be repeated (default: {labels})")
     add("--num-images", type=int, metavar="N", help=f"per label or prompt (default: {pictures})")
     seeds = f"first seed, list such as 1,2,5-10, or random, also -1 (default: {defaults.SEED})"
     add("-s", "--seed", help=seeds)
+    sides = "(default: of --init-image or --control-image, else the model's)"
     for side in ("height", "width"):
-        add(f"--{side}", type=int, metavar="PIXELS", help="(default: of --init-image, else the model's training size)")
+        add(f"--{side}", type=int, metavar="PIXELS", help=sides)
     add("--horizon", type=int, metavar="N", help=Rare("positions of a trajectory, where models plan them"))
     add("--from", dest="source", metavar="FILE.png", help="reuse its settings; other flags override them")
     add("--models-dir", metavar="DIR", help=Rare(f"--from looks here for models (${VARIABLE})"))
     for kind in ("embedding", "lora"):
         add(f"--{kind}-dir", metavar="DIR", help=Rare(f"--from looks here for --{kind}"))
-    add("--input-dir", metavar="DIR", help=Rare("--from looks here for --init-image and --mask"))
+    add("--input-dir", metavar="DIR", help=Rare("--from looks here for --init-image, --mask, --control-image"))
     _add_sampling_arguments(parser)
 
 
@@ -192,10 +194,23 @@ def _add_upscale_arguments(add: Add) -> None:
     larger = f"draw, enlarge so many times, 1 to {MAX_UPSCALE}, and go on from there"
     add("--upscale", type=float, metavar="X", help=larger)
     strength = f"how much the enlarged picture changes, 0 to 1 (default: {defaults.UPSCALE_STRENGTH})"
-    add("--upscale-strength", type=float, metavar="X", help=strength)
+    add("--upscale-strength", type=float, metavar="X", help=Rare(strength))
     modes = get_args(UpscaleMode)
     latent = f"enlarge {' or '.join(modes)}, which wants a strength of 0.55 to 0.7 (default: {defaults.UPSCALE_MODE})"
     add("--upscale-mode", choices=modes, metavar="NAME", help=Rare(latent))
+
+
+def _add_control_arguments(add: Add) -> None:
+    net = "ControlNet: folder, bundled name, file or hub id; may be repeated"
+    add("--control", action="append", metavar="NAME", help=net)
+    add("--control-image", action="append", metavar="FILE", help="picture that it reads, such as edges; one for each")
+    scale = "how much it counts; one number, or one for each (default: 1)"
+    add("--control-scale", action="append", type=float, metavar="X", help=scale)
+    for side, default in (("start", 0), ("end", 1)):
+        part = f"{side} of the part of the steps in which it counts, 0 to 1 (default: {default})"
+        add(f"--control-{side}", action="append", type=float, metavar="X", help=Rare(part))
+    guess = "follow the control picture more than the prompt"
+    add("--guess-mode", action="store_true", default=None, help=Rare(guess))
 
 
 def add_scheduler_argument(add: Callable[..., argparse.Action]) -> None:

@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     from fastdiff.bulk.plan import Plan
     from fastdiff.runs.drawing import find_model
     from fastdiff.runs.model_files import located
+    from fastdiff.runs.option_files.controlnets import check_controlnets
     from fastdiff.runs.option_files.embeddings import with_embeddings_here
     from fastdiff.runs.option_files.inputs import with_inputs_here
     from fastdiff.runs.option_files.loras import with_loras_here
@@ -93,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
     request = with_embeddings_here(request, source, args.embedding_dir)
     request = with_loras_here(request, source, args.lora_dir)
     request = with_inputs_here(request, source, args.input_dir, vars(args))
+    check_controlnets(request)
     sizes = {"shard_size": args.shard_size, "batch_size": args.batch_size}
     plan = Plan.make(request, find_model(request), spec=args.spec, format=args.format, decode=not is_worker(), **sizes)
     folder = Folder(args.out, args.format)

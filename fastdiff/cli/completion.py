@@ -8,9 +8,10 @@ from typing import Any
 from fastdiff.cli.streams import require_stdout
 
 SHELLS = ("bash", "zsh", "fish")
+CONTROL = "control"
 MODELS = {"model"}  # what a flag takes, by the name in the parsed arguments
 FILES = {"prompt_file", "styles", "source", "spec", "file", "auth", "grid", "out", "vae"}
-FILES |= {"embedding", "lora", "init_image", "mask"}
+FILES |= {"embedding", "lora", "init_image", "mask", "control_image"}
 FOLDERS = {"config", "models_dir", "embedding_dir", "lora_dir", "input_dir", "outputs", "preview_vae", "folder"}
 
 
@@ -45,38 +46,39 @@ def _candidates(action: argparse.Action) -> Mapping[str, Any] | None:
     """Return what shtab offers for the argument: models, files or folders. None: its choices."""
     import shtab
 
-    if action.dest in MODELS:
-        return _names_folders_and_files()
+    if action.dest in MODELS or action.dest == CONTROL:
+        return _names_folders_and_files(of_controlnets=action.dest == CONTROL)
     if action.dest in FOLDERS:
         return shtab.DIRECTORY
     takes_a_file = action.dest in FILES or (action.dest == "json" and action.nargs != 0)
     return shtab.FILE if takes_a_file else None
 
 
-def _names_folders_and_files() -> Mapping[str, Any]:
-    """Return the bundled and cached models, folders and single files.
+def _names_folders_and_files(*, of_controlnets: bool) -> Mapping[str, Any]:
+    """Return the bundled and cached models or the bundled ControlNets, folders and single files.
 
     The names are written into the script, so that the Tab key starts no Python.
     """
     from fastdiff.checkpoints import hub
 
-    found = (*hub.bundled_models(), *hub.cached_models())
+    found = (*hub.bundled_controlnets(),) if of_controlnets else (*hub.bundled_models(), *hub.cached_models())
+    function = "_fastdiff_controlnets" if of_controlnets else "_fastdiff_models"
     names = " ".join(name for name in found if re.fullmatch(r"[\w./-]+", name, re.ASCII))
     bash = f"""\
-_fastdiff_models() {{
+{function}() {{
   compgen -W "{names}" -- "$1"
   compgen -d -- "$1"
   compgen -f -X '!*.safetensors' -- "$1"
   compgen -f -X '!*.sft' -- "$1"
 }}"""
     zsh = f"""\
-_fastdiff_models() {{
+{function}() {{
   compadd -- {names}
   _files -g '*.(safetensors|sft)'
 }}"""
     return {
-        "bash": "_fastdiff_models",
-        "zsh": "_fastdiff_models",
+        "bash": function,
+        "zsh": function,
         "fish": f"{names} (__fish_complete_suffix .safetensors)",
         "preamble": {"bash": bash, "zsh": zsh},
     }

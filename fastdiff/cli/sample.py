@@ -113,6 +113,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     from fastdiff.runs.drawing import Run, begin_hashes, find_model
     from fastdiff.runs.model_files import located
     from fastdiff.runs.notices import find_device_notices, find_notices, find_source_notices
+    from fastdiff.runs.option_files.controlnets import check_controlnets
     from fastdiff.runs.option_files.embeddings import with_embeddings_here
     from fastdiff.runs.option_files.inputs import with_inputs_here
     from fastdiff.runs.option_files.loras import with_loras_here
@@ -127,6 +128,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     request = with_embeddings_here(request, source, args.embedding_dir)
     request = with_loras_here(request, source, args.lora_dir)
     request = with_inputs_here(request, source, args.input_dir, vars(args))
+    check_controlnets(request)
     if args.resume and request.seed == "random":
         raise InputError("--resume cannot repeat random seeds; give the seeds of the interrupted run with --seed")
     run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.registry import CONTROLNET
 from fastdiff.diffusion.conditions import Conditions, choose_conditions
 from fastdiff.diffusion.decoding import join
 from fastdiff.diffusion.finite import Extremes
@@ -24,6 +25,7 @@ from fastdiff.kinds import NotNegative
 from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.pipelines.drawing import Drawing, DrawingOptions, Start
 from fastdiff.pipelines.folders import FromFolder
+from fastdiff.pipelines.giving import NOTHING, Given
 from fastdiff.pipelines.signatures import CALLS, by_name
 from fastdiff.requests.defaults import LIBRARY, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.requests.file_option import FileOption, weight_of
@@ -293,8 +295,8 @@ class Pipeline(FromFolder):
 
 
 def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bool = False) -> Pipeline:
-    """Load the pipeline of a model folder as a request asks: its scheduler, dtype, variant, precision, embeddings
-    and LoRAs.
+    """Load the pipeline of a model folder as a request asks: its scheduler, dtype, variant, precision, ControlNets,
+    embeddings and LoRAs.
 
     Raises as `Pipeline.from_card`, `load_textual_inversion` and `load_lora_weights`.
     """
@@ -306,7 +308,8 @@ def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bo
         offload=offload,
         scheduler=request.scheduler,
     )
-    pipe: Any = Pipeline.from_card(card, load)  # a pipeline without prompts refuses embeddings
+    given = Given.read({CONTROLNET.name: [*request.control]}) if request.control else NOTHING
+    pipe: Any = Pipeline.from_card(given.checked(card), load, given)  # without prompts, it refuses embeddings
     for text in request.embedding:
         file, token = FileOption.parse(text)
         pipe.load_textual_inversion(file, token=token)

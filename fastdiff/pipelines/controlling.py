@@ -21,10 +21,9 @@ from fastdiff.pipelines.control_pictures import NAME, of_each_net, read_pictures
 from fastdiff.pipelines.drawing import DrawingOptions, Start
 from fastdiff.pipelines.image_to_image import ImageStart
 from fastdiff.pipelines.inpainting import InpaintStart
+from fastdiff.requests.defaults import CONTROL_SCALES
 from fastdiff.schema import checked
 
-SCALES = {"text": 1.0, "image": 0.8, "mask": 0.5, "mask of SDXL": 1.0}  # diffusers' defaults, by what a run begins with
-STRENGTH = 0.8  # of image to image with a ControlNet, as in diffusers, also for SDXL
 MOST = MAX_LAYERS  # ControlNets
 
 _Numbers: Any = float | Annotated[tuple[float, ...], Len(1, MOST)]
@@ -128,7 +127,7 @@ class Controlling:
         kind = "text" if start is None else "image"
         if isinstance(start, InpaintStart):
             kind = "mask of SDXL" if start.encoding.of_sdxl else "mask"
-        return (SCALES[kind],) * len(self.nets)
+        return (CONTROL_SCALES[kind],) * len(self.nets)
 
     @property
     def size(self) -> tuple[int, int]:

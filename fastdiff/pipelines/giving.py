@@ -18,6 +18,7 @@ from fastdiff.checkpoints.registry import (
     part_names,
     pipeline_class,
 )
+from fastdiff.checkpoints.single_files.reading import is_single_file
 from fastdiff.errors import InputError
 from fastdiff.models.classes import load_models
 from fastdiff.models.controlnet import ControlNetModel
@@ -113,6 +114,8 @@ def _placed(part: Any, load: Load) -> Any:
     """Return a given part where the weights stay. A path is a ControlNet's folder, and a tuple has several of them."""
     if isinstance(part, tuple):
         return tuple(_placed(each, load) for each in part)
+    if isinstance(part, str | Path) and is_single_file(part):
+        return ControlNetModel.from_single_file(part, device=load.home, dtype=load.dtype)
     if isinstance(part, str | Path):
         return _load_controlnet(load, resolve_part(part, CONTROLNET, variant=load.variant))
     if isinstance(part, Model) and part.device != load.home:

@@ -28,7 +28,6 @@ from fastdiff.models.model import Model
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.pipelines.adapting import scale_of
 from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback, tensor_names_of
-from fastdiff.pipelines.controlling import STRENGTH as CONTROL_STRENGTH
 from fastdiff.pipelines.controlling import Controlling, ControlOptions, ControlRun
 from fastdiff.pipelines.drawing import Drawing, DrawingOptions, accepted, names_of, options_of
 from fastdiff.pipelines.encoding import TextEncoders
@@ -47,7 +46,7 @@ from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
 from fastdiff.pipelines.refining import PartOptions
 from fastdiff.pipelines.sizes import SizeOptions
 from fastdiff.refused import OF_TEXT_CALLS as REFUSED
-from fastdiff.requests.defaults import LIBRARY, Sampling
+from fastdiff.requests.defaults import LIBRARY, STRENGTH, Sampling
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
@@ -344,7 +343,7 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts, ImagePrompting):
             return None, image, strength
         control, image = control.with_image(image, (strength, mask))
         of_image = image is not None and mask is None and options.get("denoising_start") is None
-        return control.read(self.controlnets), image, CONTROL_STRENGTH if of_image and strength is None else strength
+        return control.read(self.controlnets), image, STRENGTH if of_image and strength is None else strength
 
     def _control_run(
         self, control: Controlling, drawing: Drawing, prompts: int, asked: DrawingOptions, part: PartOptions

@@ -10,6 +10,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.kinds import MAX_SEED, MAX_SIDE
 from fastdiff.requests.defaults import (
+    CONTROL_SCALES,
     UPSCALE_MODE,
     UPSCALE_STRENGTH,
     Defaults,
@@ -19,8 +20,8 @@ from fastdiff.requests.defaults import (
     complete_sampling,
     strength_of,
 )
-from fastdiff.requests.input_picture import MASK, InputPicture, Mask, Start
-from fastdiff.requests.request import INPUT_SETTINGS, PROMPT_SETTINGS, UPSCALE_SETTINGS, Request
+from fastdiff.requests.input_picture import MASK, Control, InputPicture, Mask, Start, control_settings, read_control
+from fastdiff.requests.request import CONTROL_SETTINGS, INPUT_SETTINGS, PROMPT_SETTINGS, UPSCALE_SETTINGS, Request
 from fastdiff.requests.syntax import EMPHASIS, SYNTAX
 from fastdiff.sampler_names import ETAS
 
@@ -36,6 +37,16 @@ class Cell:
     label_name: str | int | None  # the index if the label has no name
     prompt: str | None = None  # None for a model without text
     start: Start | None = None  # None: from noise alone
+    control: Control | None = None  # None: without ControlNets
+
+    @property
+    def given(self) -> tuple[Start | Control, ...]:
+        """The start and the control, without one that is None."""
+        return tuple(each for each in (self.start, self.control) if each is not None)
+
+    def as_identity(self) -> dict[str, Any]:
+        """Return the settings of these pictures in a PNG that the drawn picture depends on."""
+        return {name: value for each in self.given for name, value in each.as_identity().items()}
 
 
 def complete(
@@ -63,7 +74,8 @@ def complete(
     _check_sampling(sampling, card, labelled=bool(labels))
     _check_interval(request)
     start = _start(request, sampling.num_inference_steps, card) if masked is None else None
-    height, width = _size(_sized(request, start, card), card)
+    control = read_control(request) if masked is None else None
+    height, width = _size(_sized(request, start, control, card), card)
     seeds = _seeds(request, labels, prompts, defaults)
     completed = replace(
         request,
@@ -78,6 +90,7 @@ def complete(
         strength=None if start is None else start.strength,
         mask_blur=request.mask_blur or None,
         **_upscaling(request, sampling.num_inference_steps, (height, width), card),
+        **control_settings(request, _default_scale(card, start) if masked is None else None),
         prompt_syntax=None if request.prompt_syntax == SYNTAX else request.prompt_syntax,
         emphasis=None if request.emphasis == EMPHASIS else request.emphasis,
         label=tuple(card.choices_name(choices) for choices in labels),
@@ -86,7 +99,9 @@ def complete(
         num_images=None,
     )
     if not labels:
-        return completed, [Cell(seed, None, None, prompt, start) for prompt in prompts or (None,) for seed in seeds]
+        return completed, [
+            Cell(seed, None, None, prompt, start, control) for prompt in prompts or (None,) for seed in seeds
+        ]
     return completed, [cell for choices in labels for cell in label_cells(card, choices, seeds)]
 
 
@@ -110,7 +125,8 @@ def random_seed(count: int) -> int:
 
 def _start(request: Request, steps: int, card: ModelCard) -> Start | None:
     """Read the picture and the mask of a request."""
-    return begin(read_picture(request), request.strength, steps, card, read_mask(request))
+    picture, mask = read_picture(request), read_mask(request)
+    return begin(picture, request.strength, steps, card, mask, controlled=bool(request.control))
 
 
 def read_picture(request: Request) -> InputPicture | None:
@@ -135,7 +151,13 @@ def mask_of(picture: InputPicture, request: Request) -> Mask:
 
 
 def begin(
-    picture: InputPicture | None, strength: float | None, steps: int, card: ModelCard, mask: Mask | None = None
+    picture: InputPicture | None,
+    strength: float | None,
+    steps: int,
+    card: ModelCard,
+    mask: Mask | None = None,
+    *,
+    controlled: bool = False,
 ) -> Start | None:
     """Return what a run of `steps` starts from, by default with the strength of diffusers' pipelines.
 
@@ -153,7 +175,8 @@ def begin(
         return None
     if mask is not None and mask.crop is not None:
         _check_crop(mask.picture, picture)
-    strength = default_strength(card, masked=mask is not None) if strength is None else strength
+    if strength is None:
+        strength = default_strength(card, masked=mask is not None, controlled=controlled)
     if int(steps * strength) < 1:
         raise InputError(f"strength {strength:g}: it leaves none of {steps} steps; raise it, or take more steps")
     return Start(picture, strength, mask)
@@ -168,14 +191,23 @@ def _check_crop(mask: InputPicture, picture: InputPicture) -> None:
         raise InputError(f"mask-crop: {shown(mask.name)} is black, so it shows no part; paint white what shall change")
 
 
-def _sized(request: Request, start: Start | None, card: ModelCard) -> Request:
+def _sized(request: Request, start: Start | None, control: Control | None, card: ModelCard) -> Request:
     """Return the request with its size, if a picture gives it. With a mask the model does, as in diffusers."""
-    return request if start is None or start.mask is not None else sized_as(start.picture, request, card)
+    if start is not None:
+        return request if start.mask is not None else sized_as(start.picture, request, card)
+    return request if control is None else sized_as(control.pictures[0], request, card)
 
 
-def default_strength(card: ModelCard, *, masked: bool) -> float:
-    """Return the strength of diffusers' image-to-image pipeline of a model; `masked`: of its inpainting pipeline."""
-    return strength_of(of_sdxl=getattr(card.config, "addition_embed_type", None) == "text_time", masked=masked)
+def default_strength(card: ModelCard, *, masked: bool, controlled: bool = False) -> float:
+    """Return the strength of diffusers' image-to-image pipeline of a model.
+
+    masked: of its inpainting pipeline; controlled: of its pipeline with ControlNets.
+    """
+    return strength_of(of_sdxl=_is_of_sdxl(card), masked=masked, controlled=controlled)
+
+
+def _is_of_sdxl(card: ModelCard) -> bool:
+    return getattr(card.config, "addition_embed_type", None) == "text_time"
 
 
 def sized_as(picture: InputPicture, request: Request, card: ModelCard) -> Request:
@@ -224,6 +256,13 @@ def _upscaling(request: Request, steps: int, size: tuple[int | None, int | None]
     return {"upscale": request.upscale, "upscale_strength": strength, "upscale_mode": mode}
 
 
+def _default_scale(card: ModelCard, start: Start | None) -> float:
+    if start is None:
+        return CONTROL_SCALES["text"]
+    kind = "image" if start.mask is None else "mask of SDXL" if _is_of_sdxl(card) else "mask"
+    return CONTROL_SCALES[kind]
+
+
 def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None:
     for name, owners in {"eta": tuple(ETAS), "use_clipped_model_output": ("ddim",)}.items():
         value = getattr(sampling, name)
@@ -266,7 +305,7 @@ def _prompts(request: Request, card: ModelCard, defaults: Defaults) -> tuple[str
             "prompt": request.prompt[:1] or None,
             **{name: getattr(request, name) for name in (*PROMPT_SETTINGS, *INPUT_SETTINGS, *UPSCALE_SETTINGS)},
         }
-        asked |= {"embedding": request.embedding or None, "lora": request.lora or None}
+        asked |= {name: getattr(request, name) or None for name in ("embedding", "lora", *CONTROL_SETTINGS)}
         name = next((name for name, value in asked.items() if value is not None), None)
         if name is not None:
             labels = ", or give a --label" if card.config.num_class_embeds else ""

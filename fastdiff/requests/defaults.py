@@ -27,6 +27,8 @@ GUIDANCE_SCALE = 1.0  # unguided
 STRENGTH, STRENGTH_OF_SDXL = 0.8, 0.3  # of image to image, as in diffusers
 MASKED_STRENGTH, MASKED_STRENGTH_OF_SDXL = 1.0, 0.9999  # of inpainting, as in diffusers
 UPSCALE_STRENGTH = 0.5
+# The scales of ControlNets, as in diffusers, by what a run begins with
+CONTROL_SCALES = {"text": 1.0, "image": 0.8, "mask": 0.5, "mask of SDXL": 1.0}
 UPSCALE_MODE: Final = "pixels"
 CLIP_SKIP = 0  # uses all layers of the text encoder
 
@@ -97,11 +99,11 @@ def model_of(*, labelled: bool) -> str:
     return MODEL_OF_LABELS if labelled else MODEL
 
 
-def strength_of(*, of_sdxl: bool, masked: bool) -> float:
-    """Return the default strength of a run from a picture; `masked`: of inpainting."""
+def strength_of(*, of_sdxl: bool, masked: bool, controlled: bool = False) -> float:
+    """Return the default strength of a run from a picture; `masked`: of inpainting; `controlled`: by ControlNets."""
     if masked:
         return MASKED_STRENGTH_OF_SDXL if of_sdxl else MASKED_STRENGTH
-    return STRENGTH_OF_SDXL if of_sdxl else STRENGTH
+    return STRENGTH_OF_SDXL if of_sdxl and not controlled else STRENGTH
 
 
 def complete_sampling(

@@ -14,11 +14,13 @@ from fastdiff.arguments import shown
 from fastdiff.errors import InputError
 from fastdiff.kinds import MAX_SIDE
 from fastdiff.requests.png import read_input
+from fastdiff.requests.request import CONTROL_SETTINGS, Request
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 INIT_IMAGE, MASK = "init-image", "mask"  # the flags of the two, and their names inside a PNG
+CONTROL = "control-image"  # the flag of a picture that a ControlNet reads
 MAX_BYTES = 2**28  # of a file
 _UNSAFE = ("EPS",)  # PIL runs another program, Ghostscript, to read it
 _ORIENTATION, _TURNED = 0x0112, range(5, 9)  # EXIF's tag, and its values for pictures that lie on their side
@@ -33,22 +35,33 @@ class InputPicture:
     size: tuple[int, int]  # (height, width), upright
     setting: str = INIT_IMAGE  # for messages: the flag, or the column of a spec
     inside: str | None = None  # the PNG that has the file's bytes
+    stored: str = INIT_IMAGE  # their name there
 
     @classmethod
     def read(
-        cls, name: str, setting: str = INIT_IMAGE, *, inside: str | None = None, pixels: bool = True
+        cls,
+        name: str,
+        setting: str = INIT_IMAGE,
+        *,
+        inside: str | None = None,
+        stored: str | None = None,
+        pixels: bool = True,
     ) -> "InputPicture":
-        """Read a picture; `pixels`: also decode it. Raises InputError, which names the file, if it is no picture."""
-        data = _read(name, setting, inside)
+        """Read a picture; `pixels`: also decode it. Raises InputError, which names the file, if it is no picture.
+
+        stored: the name in the PNG `inside`, by default the setting.
+        """
+        stored = stored or setting
+        data = _read(name, setting, inside, stored)
         picture = _decoded(data, f"{setting} {shown(name)}", pixels=pixels)
         height, width = picture.height, picture.width
         if picture.getexif().get(_ORIENTATION) in _TURNED:
             height, width = width, height
-        return cls(name, hashlib.sha256(data).hexdigest(), (height, width), setting, inside)
+        return cls(name, hashlib.sha256(data).hexdigest(), (height, width), setting, inside, stored)
 
     def data(self) -> bytes:
         """Return the bytes of the file. Raises InputError if they have changed since `read`."""
-        data = _read(self.name, self.setting, self.inside)
+        data = _read(self.name, self.setting, self.inside, self.stored)
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise InputError(f"{self.setting} {shown(self.name)} has changed since the run began; start again")
         return data
@@ -112,14 +125,87 @@ class Start:
         return self.strength, mask.blur, mask.crop, None if mask.crop is None else (self.picture, mask.picture)
 
 
+@dataclass(frozen=True)
+class Control:
+    """The pictures that ControlNets read, one for each."""
+
+    pictures: tuple[InputPicture, ...]
+
+    def as_record(self) -> dict[str, Any]:
+        """Return its settings in a PNG."""
+        return {"control_image": [picture.name for picture in self.pictures], **self.as_identity()}
+
+    def as_identity(self) -> dict[str, Any]:
+        """Return the settings in a PNG that the drawn picture depends on."""
+        return {"control_image_hashes": [picture.sha256 for picture in self.pictures]}
+
+
+def control_name(place: int) -> str:
+    """Return the name inside a PNG of the picture of a ControlNet, by its place among them."""
+    return f"{CONTROL}-{place + 1}" if place else CONTROL
+
+
+def read_control(request: Request) -> Control | None:
+    """Read the control pictures of a request. Raises InputError, also unless each ControlNet has one."""
+    names, count = request.control_image, len(request.control)
+    if names and not count:
+        raise InputError(f"{CONTROL} {shown(names[0])}: a ControlNet reads it; give --control, or leave it out")
+    check_control_count(len(names), count)
+    inside = request.control_image_inside or (None,) * count
+    pictures = [
+        InputPicture.read(name, CONTROL, inside=png, stored=control_name(i))
+        for i, (name, png) in enumerate(zip(names, inside, strict=True))
+    ]
+    return Control(tuple(pictures)) if count else None
+
+
+def check_control_count(found: int, wanted: int) -> None:
+    """Raise InputError unless each of the ControlNets has a picture."""
+    if found != wanted:
+        raise InputError(f"{CONTROL}: {found} given for {wanted} --control; give one for each, in the same order")
+
+
+def control_settings(request: Request, scale: float | None) -> dict[str, Any]:
+    """Return the settings of ControlNets with every choice made.
+
+    scale: the default; None leaves it to the pipeline, as rows of a file may have several. Raises InputError.
+    """
+    count = len(request.control)
+    if not count:
+        name = next((name for name in CONTROL_SETTINGS if getattr(request, name) not in ((), None, False)), None)
+        if name is not None:
+            raise InputError(f"{Request.SHOWN_AS[name]}: it is for a ControlNet; give --control, or leave it out")
+        return {"guess_mode": None}
+    scales, starts, ends = (_of_each(request, name) for name in ("control_scale", "control_start", "control_end"))
+    for first, last in zip(starts or (0.0,) * count, ends or (1.0,) * count, strict=True):
+        if first >= last:
+            raise InputError(f"control-end {last:g}: it is not after --control-start {first:g}; give a larger number")
+    if not scales and scale is not None:
+        scales = (scale,) * count
+    return {
+        "control_scale": scales,
+        "control_start": starts if any(starts) else (),
+        "control_end": ends if any(end != 1 for end in ends) else (),
+        "guess_mode": request.guess_mode or None,
+    }
+
+
+def _of_each(request: Request, name: str) -> tuple[float, ...]:
+    """Return the numbers of a setting for each ControlNet; one number is for all, and none stays none."""
+    values, count = getattr(request, name), len(request.control)
+    if len(values) not in (0, 1, count):
+        raise InputError(f"{Request.SHOWN_AS[name]}: {len(values)} given for {count} --control; give one, or one each")
+    return values * count if len(values) == 1 else values
+
+
 @functools.lru_cache(maxsize=4)  # all batches of a run may start from one picture and mask
 def _opened(picture: InputPicture) -> "Image":
     return _decoded(picture.data(), f"{picture.setting} {shown(picture.name)}")
 
 
-def _read(name: str, setting: str, inside: str | None) -> bytes:
+def _read(name: str, setting: str, inside: str | None, stored: str) -> bytes:
     if inside is not None:
-        data = read_input(inside, setting)
+        data = read_input(inside, stored)
         if data is None:
             raise InputError(f"{inside} does not hold its picture any more; give the file with --{setting}")
         return data

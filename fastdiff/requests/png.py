@@ -32,6 +32,11 @@ MAX_INPUT = 2**26  # bytes of a picture inside a PNG
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
 _UPSCALERS = {"pixels": "Lanczos", "latent": "Latent"}  # A1111's names
+_OF_CONTROLNETS = (  # A1111's name, ours, and the default
+    ("Weight", "control_scale", 1.0),
+    ("Guidance Start", "control_start", 0.0),
+    ("Guidance End", "control_end", 1.0),
+)
 _INPUT_CHUNK = b"fdIn"  # ours: optional, private, and safe to copy. PNG specification, 5.4
 
 
@@ -156,6 +161,7 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
         "Clip skip": record["clip_skip"] + 1 if record.get("clip_skip") else None,
         "Lora hashes": _loras(record.get("lora") or (), record.get("lora_hashes") or ()),
         "TI hashes": _embeddings(record.get("embedding") or (), record.get("embedding_hashes") or ()),
+        **_controlnets(record),
         "Precision": record.get("precision"),
         "Version": version and f"fastdiff {version}",
         "Eta": record.get("eta") or None,
@@ -172,6 +178,21 @@ def _of_masks(record: dict[str, Any]) -> dict[str, Any]:
     crop = record.get("mask_crop")
     area = {} if crop is None else {"Inpaint area": "Only masked", "Masked area padding": crop}
     return {"Mask blur": record.get("mask_blur"), **area}
+
+
+def _controlnets(record: dict[str, Any]) -> dict[str, str]:
+    """Return an entry for each ControlNet, as A1111's extension writes them."""
+    names, digits = record.get("control") or (), record.get("control_hashes") or ()
+    mode = "ControlNet is more important" if record.get("guess_mode") else "Balanced"
+    found = {}
+    for i, name in enumerate(names):
+        settings = {"Module": "none", "Model": f"{_model(name)} [{digits[i][:8]}]" if i < len(digits) else _model(name)}
+        for shown_as, setting, default in _OF_CONTROLNETS:
+            values = record.get(setting) or ()
+            settings[shown_as] = f"{values[i] if i < len(values) else default:g}"
+        settings["Control Mode"] = mode
+        found[f"ControlNet {i}"] = json.dumps(", ".join(f"{key}: {value}" for key, value in settings.items()))
+    return found
 
 
 def _embeddings(names: Sequence[str], digits: Sequence[str]) -> str | None:

@@ -31,9 +31,17 @@ _TYPES: dict[str, Any] = {
     "label": Annotated[_Subject | tuple[_Subject, ...], Wanted("the name or index of a label, or a list of them")],
     "prompt": Annotated[_Text | tuple[str, ...], Wanted("a string, or a list of them")],
     **dict.fromkeys(
-        ("embedding", "embedding_hashes", "lora", "lora_hashes"),
+        (
+            *("embedding", "embedding_hashes", "lora", "lora_hashes"),
+            *("control", "control_hashes", "control_image", "control_image_hashes"),
+        ),
         Annotated[tuple[str, ...], Wanted("a list of strings")],
     ),
+    **dict.fromkeys(
+        ("control_scale", "control_start", "control_end"),
+        Annotated[tuple[float, ...], Wanted("a list of numbers")],
+    ),
+    "guess_mode": bool | None,
     "versions": dict[str, str],
 }
 

@@ -46,18 +46,24 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
+_NO_CONTROL: dict[str, Any] = dict.fromkeys(
+    ("control", "control_image", "control_scale", "control_start", "control_end"), ()
+) | {"guess_mode": None}
 # With --from, a flag that replaces a recorded setting also drops the recorded settings that depend on it.
 _DEPENDENTS: dict[str, dict[str, Any]] = {
     "model": dict.fromkeys(
         ("revision", "variant", "config", "vae", "prediction_type", "horizon", "height", "width"), None
     )
-    | {"embedding": (), "lora": ()},
+    | {"embedding": (), "lora": ()}
+    | _NO_CONTROL,
     "init_image": {"height": None, "width": None},
+    "control_image": {"height": None, "width": None},
     "scheduler": {"eta": None, "use_clipped_model_output": None},
     "label": {"prompt": (), "negative_prompt": None, "clip_skip": None, "embedding": (), "lora": ()}
     | dict.fromkeys(("guidance_start", "guidance_stop", "prompt_syntax", "emphasis"))
     | dict.fromkeys(("init_image", "strength", "mask", "mask_blur", "mask_crop"))
-    | dict.fromkeys(("upscale", "upscale_strength", "upscale_mode")),
+    | dict.fromkeys(("upscale", "upscale_strength", "upscale_mode"))
+    | _NO_CONTROL,
     "prompt_syntax": {"emphasis": None},
     "prompt": {"label": ()},
 }
@@ -69,6 +75,14 @@ BASE = "base_"  # prefix of the height and width that the model drew first, wher
 INPUT_SETTINGS = ("init_image", "strength", "mask", "mask_blur", "mask_crop")  # settings of what a picture starts from
 UPSCALE_SETTINGS = ("upscale", "upscale_strength", "upscale_mode")  # settings of enlarged pictures
 OPTION_FILES = ("embedding", "lora")  # files beside the model, each as FILE[:VALUE]
+CONTROL_SETTINGS = tuple(_NO_CONTROL)  # settings of pictures that ControlNets guide
+_LISTS = (
+    *OPTION_FILES,
+    "control",
+    "control_scale",
+    "control_start",
+    "control_end",
+)  # recorded where they are not empty
 PROMPT_SETTINGS = (
     "negative_prompt",
     "clip_skip",
@@ -79,7 +93,7 @@ PROMPT_SETTINGS = (
 )  # settings of pictures of prompts only
 
 
-_INSIDE = ("init_image_inside", "mask_inside")  # not recorded: the PNG that is read
+_INSIDE = ("init_image_inside", "mask_inside", "control_image_inside")  # not recorded: the PNG that is read
 _UNUSUAL = ("guidance_start", "guidance_stop", "prompt_syntax", "emphasis")  # recorded where they are not the defaults
 
 
@@ -101,6 +115,14 @@ EmbeddingNames = Annotated[
     Len(0, MAX_EMBEDDINGS),
     Wanted(f"a list of up to {MAX_EMBEDDINGS} paths, each FILE or FILE:TOKEN"),
 ]
+ControlNames = Annotated[
+    tuple[FileName, ...],
+    Len(0, MAX_LAYERS),
+    Wanted(f"a list of up to {MAX_LAYERS} ControlNets: folders, files, bundled names or hub ids"),
+]
+PictureNames = Annotated[tuple[FileName, ...], Len(0, MAX_LAYERS), Wanted(f"a list of up to {MAX_LAYERS} paths")]
+Scales = Annotated[tuple[float, ...], Len(0, MAX_LAYERS), Wanted("a finite number for each ControlNet")]
+Shares = Annotated[tuple[Fraction, ...], Len(0, MAX_LAYERS), Wanted("a number from 0 to 1 for each ControlNet")]
 LabelNames = Annotated[tuple[Label | str, ...], Wanted("the name or index of a label")]
 PromptList = Annotated[
     tuple[Prompt, ...],
@@ -140,6 +162,11 @@ class Request(Schema):
         "mask_crop": "mask-crop",
         "upscale_strength": "upscale-strength",
         "upscale_mode": "upscale-mode",
+        "control_image": "control-image",
+        "control_scale": "control-scale",
+        "control_start": "control-start",
+        "control_end": "control-end",
+        "guess_mode": "guess-mode",
     }
 
     model: ModelName = defaults.MODEL
@@ -176,6 +203,13 @@ class Request(Schema):
     upscale: Enlargement | None = None  # 1 is None, so that it can be taken back
     upscale_strength: Fraction | None = None
     upscale_mode: UpscaleMode | None = None
+    control: ControlNames = ()
+    control_image: PictureNames = ()  # one for each ControlNet
+    control_image_inside: tuple[FileName | None, ...] = ()  # as `init_image_inside`, for each
+    control_scale: Scales = ()  # one for all, or one for each
+    control_start: Shares = ()
+    control_end: Shares = ()
+    guess_mode: bool | None = None
     prompt_syntax: PromptSyntax | None = None
     emphasis: Emphasis | None = None
     seed: Seeds = defaults.SEED
@@ -194,7 +228,7 @@ class Request(Schema):
     def _of_flags(cls, flags: Mapping[str, Any], source: Recorded | None) -> "Request":
         names = {setting.name for setting in fields(cls)}
         given = {name: value for name, value in flags.items() if name in names and value is not None}
-        given |= {name: tuple(given[name]) for name in ("label", "embedding", "lora") if name in given}
+        given |= {name: tuple(given[name]) for name in ("label", "control_image", *_LISTS) if name in given}
         given |= {"seed": parse_seed(given["seed"])} if "seed" in given else {}
         if "prompt" in given or flags.get("prompt_file") is not None:
             given["prompt"] = (*given.get("prompt", ()), *_prompts_of(flags.get("prompt_file")))
@@ -239,16 +273,17 @@ class Request(Schema):
     def as_record(self) -> dict[str, Any]:
         """Return the settings of a completed request that all pictures of a run share, as a PNG stores them."""
         own = {"label", "prompt", "seed", "num_images", "height", "width", *_INSIDE}
-        own |= {"mask", "mask_blur", "mask_crop"}  # `Start` records them
+        own |= {"mask", "mask_blur", "mask_crop", "control_image"}  # `Cell` records them
         own |= {"horizon"} if self.horizon is None else set()
         own |= {"precision"} if self.precision == defaults.PRECISION else set()
         own |= {name for name in FILE_SETTINGS if getattr(self, name) is None}
         own |= set() if self.prompt else set(PROMPT_SETTINGS)
-        own |= {name for name in (*_UNUSUAL, *INPUT_SETTINGS, *UPSCALE_SETTINGS) if getattr(self, name) is None}
-        more: dict[str, Any] = {name: [*getattr(self, name)] for name in OPTION_FILES if getattr(self, name)}
+        optional = (*_UNUSUAL, *INPUT_SETTINGS, *UPSCALE_SETTINGS, "guess_mode")
+        own |= {name for name in optional if getattr(self, name) is None}
+        more: dict[str, Any] = {name: [*getattr(self, name)] for name in _LISTS if getattr(self, name)}
         if (self.upscale, self.mask_crop) != (None, None):
             more |= {f"{BASE}height": self.height, f"{BASE}width": self.width}
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {*own, *OPTION_FILES}} | more
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {*own, *_LISTS}} | more
 
 
 def _styled(request: Request, path: str | None, names: Sequence[str]) -> Request:

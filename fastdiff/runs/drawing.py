@@ -18,6 +18,7 @@ from fastdiff.requests.completion import Cell, complete, enlarged
 from fastdiff.requests.defaults import Defaults
 from fastdiff.requests.input_picture import InputPicture, Start
 from fastdiff.requests.request import PROMPT_SETTINGS, UPSCALE_SETTINGS, Request
+from fastdiff.runs.option_files.controlnets import CONTROL_HASHES, weights_of_controlnets
 from fastdiff.runs.option_files.kinds import KINDS
 from fastdiff.text.weighted.checking import check_all
 
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 
     from fastdiff.diffusion.results import Step, Streams
 
+_CONTROL_OPTIONS = {  # setting -> option of the library
+    "control_scale": "controlnet_conditioning_scale",
+    "control_start": "control_guidance_start",
+    "control_end": "control_guidance_end",
+}
 Hashes: TypeAlias = "Future[str] | list[Future[str]]"  # of one file, or of several
 
 
@@ -133,8 +139,8 @@ class Records:
             "width": image.width,
             "height": image.height,
         }
-        if cell.start is not None:
-            own |= cell.start.as_record()
+        for each in cell.given:
+            own |= each.as_record()
         if cell.prompt is not None:
             own |= {"prompt": cell.prompt} | {name: _results_of(digits) for name, digits in self._hashes.items()}
         return self._shared | own
@@ -151,6 +157,8 @@ def begin_hashes(run: Run) -> dict[str, Hashes]:
     vae = {} if run.request.vae is None else {"vae_hash": begin_sha256([Path(run.request.vae)])}
     files = {kind.hashes: kind.files(run.request) for kind in KINDS}
     own: dict[str, Hashes] = {name: [begin_sha256([path]) for path in paths] for name, paths in files.items() if paths}
+    if run.request.control:
+        own[CONTROL_HASHES] = [begin_sha256(paths) for paths in weights_of_controlnets(run.request)]
     return {"model_hash": begin_hash(run.card, run.request.variant), **vae, **own}
 
 
@@ -217,6 +225,9 @@ def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
     starts = [cell.start for cell in batch if cell.start is not None]
     if starts:
         options |= _inputs(starts)
+    controls = [cell.control.pictures for cell in batch if cell.control is not None]
+    if controls:
+        options |= _control(request, controls)
     settings = {name: getattr(request, name) for name in names}
     return options | {name: value for name, value in settings.items() if value is not None}
 
@@ -229,6 +240,19 @@ def _inputs(starts: Sequence[Start]) -> dict[str, Any]:
         return options
     mask = {"mask_image": _opened([each.picture for each in masks]), "mask_blur": masks[0].blur}
     return options | mask | ({} if masks[0].crop is None else {"padding_mask_crop": masks[0].crop})
+
+
+def _control(request: Request, controls: Sequence[tuple[InputPicture, ...]]) -> dict[str, Any]:
+    """Return the options for ControlNets. `controls`: the pictures for all ControlNets, of each drawn picture."""
+    if len(request.control) == 1:
+        given: Any = _opened([picture for (picture,) in controls])
+    elif all(each == controls[0] for each in controls):
+        given = [picture.open() for picture in controls[0]]
+    else:
+        given = [[picture.open() for picture in each] for each in controls]
+    return {"control_image": given, "guess_mode": bool(request.guess_mode)} | {
+        name: getattr(request, setting) for setting, name in _CONTROL_OPTIONS.items() if getattr(request, setting)
+    }
 
 
 def _opened(pictures: Sequence[InputPicture]) -> "Image | list[Image]":

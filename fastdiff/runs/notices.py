@@ -10,6 +10,7 @@ from fastdiff.requests.png import Recorded, numerics_notice
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run
 from fastdiff.runs.model_files import other_file_notices
+from fastdiff.runs.option_files.controlnets import changed_controlnets
 from fastdiff.runs.option_files.embeddings import changed_embeddings, teach_tokens
 from fastdiff.runs.option_files.loras import changed_loras
 from fastdiff.text.tokenizer import CLIPTokenizer
@@ -50,7 +51,7 @@ def find_source_notices(source: Recorded | None, request: Request) -> list[str]:
         return []
     numerics = numerics_notice(source.settings, source.path)
     files = *other_file_notices(source, request), *changed_embeddings(source, request)
-    files = *files, *changed_loras(source, request)
+    files = *files, *changed_loras(source, request), *changed_controlnets(source, request)
     return [*filter(None, [numerics]), *files]
 
 

@@ -143,8 +143,7 @@ class Output:
 
     def _inputs(self, cell: Cell) -> dict[str, bytes]:
         """Return the files that the PNG of a picture holds, by setting."""
-        start = cell.start if self.embeds else None
-        return {} if start is None else {each.setting: each.data() for each in start.pictures}
+        return {each.stored: each.data() for given in cell.given for each in given.pictures} if self.embeds else {}
 
     def _write_new(self, first: Path, path: Path, write: Callable[[Path], None], record: Mapping[str, Any]) -> Path:
         """Call `write` with `path`, or with the next of the names from `first` on that is free. Return it."""
@@ -160,10 +159,10 @@ class Output:
 
 def _check_inputs(run: Run) -> None:
     """Raise InputError if what a run starts from is missing, or too large for a place inside a PNG."""
-    start = run.cells[0].start
-    if start is None:
+    pictures = [picture for given in run.cells[0].given for picture in given.pictures]
+    if not pictures:
         raise InputError("--embed-inputs: the run starts from no picture; give --init-image, or leave it out")
-    for picture in start.pictures:
+    for picture in pictures:
         png.check_input(picture.name, len(picture.data()))
 
 

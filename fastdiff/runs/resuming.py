@@ -29,6 +29,8 @@ _SHOWN = 3  # different settings in a message
 _UNSAID: dict[str, Any] = {"precision": PRECISION, "embedding": [], "lora": []}
 _UNSAID |= {"init_image_hash": None, "strength": None}
 _UNSAID |= dict.fromkeys(("mask_hash", "mask_blur", "mask_crop", *UPSCALE_SETTINGS))
+_UNSAID |= dict.fromkeys(("control", "control_image_hashes", "control_scale", "control_start", "control_end"))
+_UNSAID |= {"guess_mode": None}
 _OF_MACHINES = ("device", "versions")  # settings that are not compared
 
 
@@ -137,7 +139,7 @@ def _cell_settings(run: Run, cell: Cell) -> dict[str, Any]:
 def _shared_settings(run: Run, cell: Cell) -> dict[str, Any]:
     """Return the settings that do not say which picture of a run it is. The hash of a picture counts, not its name."""
     shared = {name: value for name, value in run.request.as_record().items() if name != "init_image"}
-    return shared | ({} if cell.start is None else cell.start.as_identity())
+    return shared | cell.as_identity()
 
 
 def _size(size: tuple[int, int] | None) -> dict[str, int]:

@@ -59,11 +59,11 @@ def pipes():
     loaded = {}
 
     def load(plan: Plan):
-        card = plan.run.card
-        if card.folder not in loaded:
+        card, key = plan.run.card, (plan.run.card.folder, plan.run.request.control)
+        if key not in loaded:
             pipe = load_pipeline(card, plan.run.request, "cpu")
-            loaded[card.folder] = pipe, take_fingerprint(pipe, begin_files_hash(card, None).result())
-        return loaded[card.folder]
+            loaded[key] = pipe, take_fingerprint(pipe, begin_files_hash(card, None).result())
+        return loaded[key]
 
     return load
 

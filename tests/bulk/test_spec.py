@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -12,8 +13,13 @@ from fastdiff.bulk.spec import Row, read_rows
 from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.errors import InputError
 from fastdiff.requests.defaults import BULK
+from fastdiff.runs.drawing import draw
+from tests.support.text_pipelines import tiny_controlnet
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROWS = [{"label": 2, "seed": 5, "num_images": 2}, {"label": 0}, {"label": 1, "seed": 0}]
+CONTROLLED = "prompt,control,seed\na cat,a.png,1\na cat,b.png,2\na fox,a.png,3\na cat,,4\n"
 CSV = "label,seed,num_images\n2,5,2\n0,,\n1,0,\n"
 
 
@@ -55,7 +61,7 @@ def test_rows_of_prompts(tmp_path, make_plan, text_folder):
         (
             "a.json",
             '[{"labels": 1}]',
-            "row 1: unknown labels; a row has label, prompt, seed, num_images, image, strength, mask",
+            "row 1: unknown labels; a row has label, prompt, seed, num_images, image, strength, mask, control",
         ),
         ("a.json", '[{"label": 1}, {"label": 1, "seed": -1}]', "row 2: seed: -1 is not"),
         ("a.json", '[{"label": 1, "prompt": "a"}]', "row 1: has both label and prompt; leave one out"),
@@ -285,3 +291,80 @@ def test_larger_pictures_are_of_their_own_plan(make_plan, text_folder):
     assert larger.run.size == (32, 32) and larger.record["upscale"] == 2.0
     assert (larger.record["height"], "base_height" in larger.record) == (16, False)
     assert "upscale 2.0, not none" in differences(larger.record, plain.record)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with two ControlNets and three control pictures."""
+    for i in range(2):
+        tiny_controlnet("sd1", seed=4 + i).save_pretrained(tmp_path / f"net{i}")
+    for i, name in enumerate("abc"):
+        Image.effect_noise((16, 24), 90 + i).save(tmp_path / f"{name}.png")
+    return tmp_path
+
+
+@pytest.fixture
+def controlled(folder, make_plan, text_folder):
+    """Return a function that plans the rows of a file."""
+
+    def make(text, *, nets=1, image="c.png", suffix=".csv", **options):
+        (folder / f"a{suffix}").write_text(text)
+        own = {"control": tuple(str(folder / f"net{i}") for i in range(nets))}
+        own |= {"control_image": (str(folder / image),) * nets} if image else {}
+        own |= {"spec": str(folder / f"a{suffix}"), "num_images": None, "num_inference_steps": 2}
+        return make_plan(text_folder("sd1"), **own | options)
+
+    return make
+
+
+def names_of(made):
+    return [[picture.name.rpartition("/")[2] for picture in cell.control.pictures] for cell in made.run.cells]
+
+
+def test_rows_have_control_pictures_of_their_own(folder, controlled):
+    made = controlled(CONTROLLED)
+    assert names_of(made) == [["a.png"], ["b.png"], ["a.png"], ["c.png"]]
+    assert made.run.size == (16, 24) and made.record["control-images"].startswith("3 of SHA-256 ")
+    assert names_of(controlled("prompt\na cat\n")) == [["c.png"]]
+    pairs = '{"prompt": "a cat", "control": ["a.png", "b.png"]}\n{"prompt": "a cat"}\n'
+    assert names_of(controlled(pairs, nets=2, suffix=".jsonl")) == [["a.png", "b.png"], ["c.png", "c.png"]]
+    before = made.record
+    shutil.copy(folder / "b.png", folder / "a.png")
+    assert differences(controlled(CONTROLLED).record, before)[0].startswith("control-images 2 of SHA-256")
+
+
+@pytest.mark.parametrize(
+    ("nets", "rows"),
+    [
+        (1, CONTROLLED),
+        (2, [{"prompt": "a cat", "control": [f"{one}.png", f"{two}.png"]} for one, two in ("ab", "bc", "ca")]),
+        (2, [{"prompt": "a cat", "control": ["a.png", "b.png"], "seed": i} for i in range(3)]),
+    ],
+)
+def test_the_pictures_are_those_of_sample(controlled, worker, pipes, tmp_path, nets, rows):
+    text, suffix = (rows, ".csv") if isinstance(rows, str) else ("\n".join(map(json.dumps, rows)), ".jsonl")
+    alone = controlled(text, nets=nets, suffix=suffix, batch_size=1)
+    pictures = [np.asarray(done.image) for at in draw(alone.run, pipes(alone)[0]) for done in at.finished]
+    assert len({each.tobytes() for each in pictures}) == len(pictures) >= 3
+    worker(controlled(text, nets=nets, suffix=suffix, batch_size=4), out := tmp_path / "out").work()
+    for path, expected in zip(sorted(out.rglob("*.png")), pictures, strict=True):
+        assert np.array_equal(np.asarray(Image.open(path)), expected), path
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [
+        ({"control": "none.png"}, {}, "row 1: control '.* does not exist; give a picture"),
+        ({"control": 3}, {}, "row 1: control: 3 is not a path, or a list of one for each --control"),
+        ({"control": "a.png"}, {"nets": 0}, "row 1: control: a ControlNet reads it; give --control, or leave it out"),
+        ({"control": "a.png"}, {"nets": 2}, "row 1: control-image: 1 given for 2 --control; give one for each"),
+        ({}, {"image": None}, "control-image: 0 given for 1 --control; give one for each, in the same order"),
+        ({"control": "wide.png"}, {}, "row 2: control .*a.png' is 24 x 16, and the first picture is 20 x 30"),
+    ],
+)
+def test_rows_that_cannot_be_drawn_are_refused(folder, controlled, row, options, message):
+    Image.effect_noise((30, 20), 90).save(folder / "wide.png")
+    second = {"control": "a.png"} if row.get("control") == "wide.png" else {}
+    rows = [{"prompt": "a cat", **each} for each in (row, second)]
+    with pytest.raises(InputError, match=message):
+        controlled("\n".join(map(json.dumps, rows)), suffix=".jsonl", **options)

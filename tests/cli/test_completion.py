@@ -38,6 +38,7 @@ def test_bash_completes_commands_flags_and_names(complete):
     assert complete("sample", "--scheduler", "dpm++2s") == {name for name in SCHEDULERS if name.startswith("dpm++2s")}
     assert complete("sample", "--prompt", "a red fox", "-m", "emoji64") == {"emoji64", "emoji64-dit"}
     assert complete("verify", "emoji-") == {"emoji-sd"}
+    assert complete("sample", "--control", "emoji") == {"emoji-edges"}
     assert complete("completion", "") == set(SHELLS)
 
 

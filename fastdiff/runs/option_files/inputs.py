@@ -1,4 +1,4 @@
-"""The picture that a run starts from, and its mask: of a flag, or of a PNG whose settings it repeats.
+"""The picture that a run starts from, its mask, and control pictures: of flags, or of a PNG whose settings it repeats.
 
 Imports no torch.
 """
@@ -15,7 +15,7 @@ from fastdiff.arguments import shown
 from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.checkpoints.single_files.listing import last_part
 from fastdiff.errors import InputError
-from fastdiff.requests.input_picture import INIT_IMAGE, MASK, MAX_BYTES
+from fastdiff.requests.input_picture import CONTROL, INIT_IMAGE, MASK, MAX_BYTES, control_name
 from fastdiff.requests.png import Recorded, read_input
 from fastdiff.requests.request import Request
 
@@ -36,22 +36,40 @@ def with_inputs_here(
     if source is None:
         return request
     found: dict[str, Any] = {}
-    for field in FLAGS:
-        if given.get(field) is None and getattr(request, field) is not None:
-            found |= _here(field, getattr(request, field), source, folder)
+    for field, (flag, what) in FLAGS.items():
+        name, known = getattr(request, field), source.settings.get(f"{field}_hash")
+        if given.get(field) is None and name is not None:
+            found[field], found[f"{field}_inside"] = _here(flag, flag, what, name, known, source, folder)
+    if given.get("control_image") is None and request.control_image:
+        found |= _controls_here(request, source, folder)
     return replace(request, **found)
 
 
-def _here(field: str, name: str, source: Recorded, folder: str | None) -> dict[str, str]:
-    """Return the fields that say where a recorded picture is now."""
-    flag, what = FLAGS[field]
-    known = source.settings.get(f"{field}_hash")
-    digits = known if known and known.isalnum() else None
-    embedded = read_input(source.path, flag)
+def _controls_here(request: Request, source: Recorded, folder: str | None) -> dict[str, Any]:
+    """Return the fields that say where the recorded control pictures are now."""
+    digits = source.settings.get("control_image_hashes") or ()
+    places = [
+        _here(control_name(i), CONTROL, "with the control picture", name, digits[i : i + 1], source, folder)
+        for i, name in enumerate(request.control_image)
+    ]
+    names, inside = zip(*places, strict=True)
+    return {"control_image": names, "control_image_inside": inside}
+
+
+def _here(
+    stored: str, flag: str, what: str, name: str, known: Any, source: Recorded, folder: str | None
+) -> tuple[str, str | None]:
+    """Return the name of a recorded picture, and the PNG that holds it if one does, or else where the file is now.
+
+    stored: its name inside the PNG.
+    """
+    known = "".join(known or ())
+    digits = known if known.isalnum() else None
+    embedded = read_input(source.path, stored)
     if embedded is not None and hashlib.sha256(embedded).hexdigest() == digits:
-        return {f"{field}_inside": source.path}
+        return name, source.path
     drawn = f"{source.path} was drawn {what} {shown(last_part(name))}"
-    return {field: _find(name, digits, folder, drawn, flag)}
+    return _find(name, digits, folder, drawn, flag), None
 
 
 def _find(name: str, digits: str | None, folder: str | None, drawn: str, flag: str) -> str:

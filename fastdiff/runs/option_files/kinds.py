@@ -16,6 +16,7 @@ from fastdiff.errors import InputError
 from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.png import Recorded
 from fastdiff.requests.request import Request
+from fastdiff.runs.option_files.controlnets import weights_of_controlnets
 
 
 class Kind(NamedTuple):
@@ -84,5 +85,6 @@ KINDS = (EMBEDDING, LORA)
 
 
 def files_of(request: Request) -> list[Path]:
-    """Return the embeddings and LoRAs of a request, in order."""
-    return [path for kind in KINDS for path in kind.files(request)]
+    """Return the files of a request's embeddings, LoRAs and ControlNets, in order."""
+    files = [path for kind in KINDS for path in kind.files(request)]
+    return [*files, *(path for paths in weights_of_controlnets(request) for path in paths)]

@@ -11,7 +11,9 @@ import numpy as np
 from hypothesis import strategies as st
 from PIL import Image
 
-NAME, MASK = "start.png", "mask.png"
+from tests.fuzz.named import controls
+
+NAME, MASK, CONTROL = "start.png", "mask.png", "control.png"
 SIDES = ("16", "24", "33", "1", "20000")
 _ORIENTATION = 0x0112
 
@@ -103,7 +105,7 @@ def loaded(draw: st.DrawFn) -> tuple[Any, ...]:
         ("--strength", draw(st.sampled_from(["1", "1", "1.0", "0.5", "nan"]))),
     ]
     flags += draw(st.sampled_from([[], [], [("--height", "16"), ("--width", "16")], [("--embed-inputs", "(alone)")]]))
-    masks, more = draw(st.sampled_from([((), [("--upscale", "1.5")]), ((), [])]) | _masked())
+    masks, more = draw(st.sampled_from([((), [("--upscale", "1.5")]), ((), [])]) | _masked() | _controlled())
     return (("picture", form, height, width), *damaged, *masks), "command", "sample", (*flags, *more)
 
 
@@ -118,3 +120,25 @@ def _masked(draw: st.DrawFn) -> tuple[tuple[Any, ...], list[tuple[str, str]]]:
     )
     flags += draw(st.sampled_from([*[[]] * 4, [("--mask-crop", "4")], [("--mask-crop", "-1")], [("--upscale", "2")]]))
     return (("picture", form, height, width, MASK),), flags
+
+
+@st.composite
+def _controlled(draw: st.DrawFn) -> tuple[tuple[Any, ...], list[tuple[str, str]]]:
+    """Return the edits and the flags of a sound ControlNet, with a picture that may be hostile."""
+    form = draw(st.sampled_from([*FORMS, *FORMS.keys() - set(REFUSED)]))
+    height, width = draw(st.tuples(st.sampled_from(SIDES[:3]), st.sampled_from(SIDES)))
+    flags = [("--control", f"../model/{controls.NAME}"), ("--control-image", f"../model/{CONTROL}")]
+    flags += draw(
+        st.sampled_from(
+            [
+                *[[]] * 6,
+                [("--control-scale", "-1")],
+                [("--control-scale", "nan")],
+                [("--control-start", "0.5"), ("--control-end", "0.5")],
+                [("--control-end", "0.5"), ("--guess-mode", "(alone)")],
+                [("--control", f"../model/{controls.NAME}")],
+                [("--control", f"../model/{CONTROL}")],
+            ]
+        )
+    )
+    return (("controlnet", "sound"), ("picture", form, height, width, CONTROL)), flags
