@@ -43,6 +43,9 @@ def painted(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
+BLACK = painted(saved(Image.new("L", (8, 8))))
+
+
 def test_strokes_are_the_mask(upload_folder):
     path = mask_at(painted(mask_file()), LIMITS.uploads)
     assert (path.name, path.read_bytes()) == ("mask.png", mask_file())
@@ -56,13 +59,14 @@ def test_strokes_are_the_mask(upload_folder):
         *(None, "", [], {}, 7, "x", "/etc/passwd", "\0"),
         *("data:image/png;base64,?", "data:image/gif;base64,AAAA"),
         *(painted(b""), painted(b"no picture"), painted(mask_file())[:-40]),
-        painted(saved(Image.new("L", (8, 8)))),
+        BLACK,
     ],
 )
 def test_what_is_no_mask_is_one_line(upload_folder, value):
     with pytest.raises(InputError, match=r"^mask") as refusal:
         mask_at(value, LIMITS.uploads)
     assert "\n" not in str(refusal.value) and str(upload_folder) not in str(refusal.value)
+    assert ("nothing is painted" in str(refusal.value)) is (value in (None, "", BLACK))
 
 
 @pytest.mark.parametrize(("size", "longest"), [((64, 48), SIDE), ((700, 300), 700), ((3000, 1000), MOST)])
