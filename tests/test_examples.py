@@ -21,7 +21,7 @@ SCRIPTS = {  # name -> what it prints last
     "bulk": "again: 4 pictures",
     "image_to_image": "two sheets: strengths.png, green-apple.png",
     "inpainting": "two sheets: mouth.png, green-body.png",
-    "controlnet": "two sheets: edges.png, outlines.png",
+    "controlnet": "one sheet: edges.png",
 }
 QUICK = ("own_loop",)
 STEPS = {"image_to_image": 5}  # at a strength of 0.2, fewer would leave no step

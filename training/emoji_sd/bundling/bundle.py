@@ -49,7 +49,7 @@ def copy_model(trained: Path, folder: Path, sampler: str) -> None:
     write_json(path, index | {"scheduler": ["diffusers", type(scheduler).__name__]})
 
 
-def check_model(folder: Path, most_bytes: int = MOST_BYTES) -> None:
+def check_model(folder: Path, most_bytes: int) -> None:
     """Raise ValueError if a folder is too large, names a folder of its machine, or has weights that are not finite."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size > most_bytes:
@@ -109,7 +109,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> None:
     figures = Figures.read(args.run, args.vae)
     copy_model(args.run / "unet" / "model", args.out, figures.evaluation["sampling"]["sampler"])
-    check_model(args.out)
+    check_model(args.out, MOST_BYTES)
     write_info(args.out, figures.evaluation["sampling"])
     copy_licences(args.licences, args.out / "licenses")
     copy_sheets(args.run / "evaluation", args.out)
