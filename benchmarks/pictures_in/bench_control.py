@@ -8,30 +8,17 @@ diffusers' pipeline after `fastdiff.accelerate`. `compile` compiles the U-Net an
 `--tiny` tries the benchmark on tiny models and few steps, on any machine.
 """
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from benchmarks.harness.reports import PARSER, chosen, command_line, needs_gpu, report
-from benchmarks.pictures_in import control_pipelines, pipelines
-from benchmarks.pictures_in.bench_pictures_in import Workload, add_options, photographs, rows
+from benchmarks.pictures_in import control_pipelines
+from benchmarks.pictures_in.bench_pictures_in import Workload, measure, photographs
 
 SCALES = [0.8, 0.6]  # of two ControlNets
 
 
 def main() -> None:
-    add_options(PARSER)
-    names, options = chosen(WORKLOADS), command_line()
-    if options.tiny:
-        pipelines.use_tiny_configs()
-    else:
-        needs_gpu()
-    torch.backends.cudnn.benchmark = True
-    end = time.monotonic() + options.budget
-    found = rows(names, options.dtype, end, tiny=options.tiny, workloads=WORKLOADS, ways=control_pipelines.WAYS)
-    report("control", found, by=("workload", "dtype"))
+    measure("control", WORKLOADS, control_pipelines.WAYS)
 
 
 def one(pipe: Any, size: int, given: Mapping[str, Any]) -> Any:

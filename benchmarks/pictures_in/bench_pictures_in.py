@@ -21,7 +21,6 @@ The benchmark begins nothing that would end after `--budget` seconds: without ti
 `compile`. `--tiny` tries the benchmark on tiny models and few steps, on any machine.
 """
 
-import argparse
 import gc
 import io
 import statistics
@@ -66,22 +65,24 @@ class Workload:
 
 
 def main() -> None:
-    add_options(PARSER)
-    names, options = chosen(WORKLOADS), command_line()
+    torch._dynamo.config.automatic_dynamic_shapes = False  # hires: its second size would be compiled for all sizes
+    measure("pictures_in", WORKLOADS, WAYS)
+
+
+def measure(source: str, workloads: Mapping[str, Workload], ways: Mapping[str, Callable[[Any], Any]]) -> None:
+    """Measure the workloads that the command names, and report them as the results of `source`."""
+    PARSER.add_argument("--budget", type=float, default=500.0, help="seconds (default: 500)")
+    PARSER.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16", help="default: bfloat16")
+    PARSER.add_argument("--tiny", action="store_true", help="tiny models and few steps, on any machine")
+    names, options = chosen(workloads), command_line()
     if options.tiny:
         pipelines.use_tiny_configs()
     else:
         needs_gpu()
     torch.backends.cudnn.benchmark = True
-    torch._dynamo.config.automatic_dynamic_shapes = False  # hires: its second size would be compiled for all sizes
     end = time.monotonic() + options.budget
-    report("pictures_in", rows(names, options.dtype, end, tiny=options.tiny), by=("workload", "dtype"))
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--budget", type=float, default=500.0, help="seconds (default: 500)")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16", help="default: bfloat16")
-    parser.add_argument("--tiny", action="store_true", help="tiny models and few steps, on any machine")
+    found = rows(names, options.dtype, end, tiny=options.tiny, workloads=workloads, ways=ways)
+    report(source, found, by=("workload", "dtype"))
 
 
 def rows(

@@ -283,16 +283,23 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path} is damaged or not a safetensors file ({reason}); download or save it again") from None
 
 
-def _read_pickle(path: Path) -> dict[str, Tensor]:
+def load_pickle(path: Path, remedy: str) -> Any:
+    """Return what a pickle of tensors holds, on the CPU. None of its code runs.
+
+    Raises InputError, which ends with `remedy`, for a damaged file and for one that needs its code.
+    """
     try:
         with warnings.catch_warnings():  # torch warns about what raises below
             warnings.simplefilter("ignore")
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle raises almost anything
         raise InputError(
-            f"{path} cannot be read without running its code, or is damaged ({type(error).__name__}); "
-            "save the model as safetensors"
+            f"{path} cannot be read without running its code, or is damaged ({type(error).__name__}); {remedy}"
         ) from None
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    state = load_pickle(path, "save the model as safetensors")
     if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise InputError(f"{path} does not hold a dictionary of tensors; save the model as safetensors")
     odd = [str(key) for key, tensor in state.items() if not isinstance(key, str) or not _is_plain(tensor)]

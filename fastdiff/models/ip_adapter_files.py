@@ -1,7 +1,6 @@
 """Read the files of IP-Adapters (Ye et al. 2023, arXiv 2308.06721), and refuse what is not one by its name."""
 
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from fastdiff.arguments import shown
 from fastdiff.checkpoints.single_files.reading import checked_header
+from fastdiff.checkpoints.weights import load_pickle
 from fastdiff.errors import InputError
 from fastdiff.kinds import MAX_LAYERS
 
@@ -138,15 +138,7 @@ def _safe(path: Path) -> dict[str, Tensor]:
 def _unpickled(path: Path) -> Mapping[Any, Any]:
     if not path.is_file():
         raise InputError(f"{path} does not exist; give the file of an IP-Adapter")
-    try:
-        with warnings.catch_warnings():  # torch warns about what raises below
-            warnings.simplefilter("ignore")
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle raises almost anything
-        raise InputError(
-            f"{path} cannot be read without running its code, or is damaged ({type(error).__name__}); "
-            "give the safetensors file"
-        ) from None
+    found = load_pickle(path, "give the safetensors file")
     if not isinstance(found, Mapping):
         raise InputError(f"{path} holds no dictionary of tensors; {_REMEDY}")
     return found

@@ -28,7 +28,8 @@ def bench(load, monkeypatch):
 
 def rows(bench, load, workload):
     ways = load("control_pipelines").WAYS
-    return [*bench.rows([workload], "float32", FAR, tiny=True, workloads=bench.WORKLOADS, ways=ways)]
+    found = load("bench_pictures_in").rows([workload], "float32", FAR, tiny=True, workloads=bench.WORKLOADS, ways=ways)
+    return [*found]
 
 
 @pytest.mark.parametrize("workload", ["sdxl-one-controlnet", "sd15-two-controlnets"])
