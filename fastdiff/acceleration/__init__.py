@@ -125,6 +125,6 @@ def _models_of(model_or_pipeline: Any) -> list[nn.Module]:
 
 
 def _controlnets(part: Any) -> list[nn.Module]:
-    """Return the ControlNetModels of a MultiControlNetModel, each once, or the part itself if it is one."""
+    """Return the ControlNetModels of a part: a ControlNetModel, or a MultiControlNetModel. Each counts once."""
     nets = getattr(part, "nets", [part])
     return [*dict.fromkeys(net for net in nets if our_class(net) is ControlNetModel)]

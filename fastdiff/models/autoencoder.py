@@ -106,7 +106,7 @@ class AutoencoderKL(Autoencoder):
         return_dict: bool = True,
         generator: Generators | None = None,
     ) -> DecoderOutput | tuple[Tensor]:
-        """Encode and decode pictures. Arguments and output are those of diffusers' model.
+        """Encode and decode pictures. Arguments and output match diffusers' model.
 
         Args:
             sample: pictures, as in `encode`.

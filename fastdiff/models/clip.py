@@ -185,7 +185,7 @@ class CLIPTextModel(Model):
         output_hidden_states: bool | None = None,
         return_dict: bool = True,
     ) -> Any:
-        """Encode prompts. Arguments and output are those of transformers' model.
+        """Encode prompts. Arguments and output match transformers' model.
 
         Args:
             input_ids: (N, L) int64 or int32, with L up to max_position_embeddings. The range of ids is only checked for

@@ -1,7 +1,7 @@
 """CLIPVisionModelWithProjection: the image encoder of CLIP (Radford et al. 2021, arXiv 2103.00020).
 
 Tokens are (1, L, C): a class token, then the patches of a picture row by row. Pictures run one at a time, so that their
-bits do not depend on the batch. The layers are those of the text encoders in `clip.py`, without the causal mask.
+bits do not depend on the batch. The layers are the same as in the text encoders of `clip.py`, without a causal mask.
 """
 
 from functools import partial
@@ -90,7 +90,7 @@ class CLIPVisionModelWithProjection(Model):
         output_hidden_states: bool | None = None,
         return_dict: bool = True,
     ) -> Any:
-        """Encode pictures. Arguments and output are those of transformers' model.
+        """Encode pictures. Arguments and output match transformers' model.
 
         Args:
             pixel_values: (N, num_channels, image_size, image_size), normalised, of any float dtype.

@@ -167,7 +167,7 @@ class ControlNetModel(TextDenoiser):
         guess_mode: bool = False,
         return_dict: bool = True,
     ) -> ControlNetOutput | tuple[tuple[Tensor, ...], Tensor]:
-        """Compute the residuals at one timestep. Arguments and output are those of diffusers' model.
+        """Compute the residuals at one timestep. Arguments and output match diffusers' model.
 
         Args:
             sample: (N, C_in, H, W) in the model's dtype, on its device.

@@ -240,7 +240,7 @@ class DiTTransformer2DModel(Denoiser):
         cross_attention_kwargs: None = None,
         return_dict: bool = True,
     ) -> Transformer2DModelOutput | tuple[Tensor]:
-        """Predict at one timestep. Arguments and output are those of diffusers' model.
+        """Predict at one timestep. Arguments and output match diffusers' model.
 
         Args:
             hidden_states: (N, C_in, H, H) in the model's dtype, on its device. H is a multiple of patch_size.

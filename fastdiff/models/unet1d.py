@@ -265,7 +265,7 @@ class UNet1DModel(Denoiser):
     def forward(
         self, sample: Tensor, timestep: Tensor | float, return_dict: bool = True
     ) -> UNet1DOutput | tuple[Tensor]:
-        """Predict at one timestep. Arguments and output are those of diffusers' model.
+        """Predict at one timestep. Arguments and output match diffusers' model.
 
         Args:
             sample: (N, C_in, L) in the model's dtype, on its device. For a policy, L is a multiple of

@@ -90,7 +90,7 @@ class UNet2DModel(Denoiser):
     def forward(
         self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None = None, return_dict: bool = True
     ) -> UNet2DOutput | tuple[Tensor]:
-        """Predict at one timestep. Arguments and output are those of diffusers' model.
+        """Predict at one timestep. Arguments and output match diffusers' model.
 
         Args:
             sample: (N, C_in, H, W) in the model's dtype, on its device. H and W are multiples of 2 ** (levels - 1).

@@ -80,7 +80,7 @@ class UNet2DConditionModel(TextDenoiser):
         encoder_attention_mask: Tensor | None = None,
         return_dict: bool = True,
     ) -> UNet2DConditionOutput | tuple[Tensor]:
-        """Predict at one timestep. Arguments and output are those of diffusers' model.
+        """Predict at one timestep. Arguments and output match diffusers' model.
 
         Args:
             sample: (N, C_in, H, W) in the model's dtype, on its device. H and W are at least

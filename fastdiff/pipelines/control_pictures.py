@@ -20,8 +20,8 @@ NAME = "control_image"
 def of_each_net(given: Any, count: int) -> list[Any]:
     """Return the control pictures of each of `count` ControlNets, not read yet.
 
-    Several ControlNets take a list with an item for each, or a list of such lists with one for each prompt. Raises
-    InputError for anything else.
+    Several ControlNets take a list of pictures, one for each ControlNet. With several prompts, each prompt may have its
+    own list. Raises InputError for anything else.
     """
     if count == 1:
         if isinstance(given, list | tuple) and any(isinstance(each, list | tuple) for each in given):

@@ -183,7 +183,7 @@ class ImagePrompting(LastCall):
             output_hidden_states: return the penultimate hidden states (n, L, C) instead of image_embeds (n, C).
 
         Returns:
-            The embeddings of the pictures, and those of the unconditional half.
+            The embeddings of the pictures, and the embeddings for the unconditional half.
 
         Raises InputError for a picture that cannot be read, and NonFiniteError for NaN in the encoder's output.
         """

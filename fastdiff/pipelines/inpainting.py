@@ -177,7 +177,7 @@ def read_inpainting(
 
 
 def _own_size(image: Any, asked: DrawingOptions, vae: Autoencoder) -> tuple[int, int]:
-    """Return the height and width of a run: those of its PIL image, unless the call gives them."""
+    """Return the height and width of a run. They default to the size of the PIL image."""
     pixels = ImageProcessor(vae.config.scale).preprocess(image, asked.height, asked.width)
     return pixels.shape[2], pixels.shape[3]
 

@@ -25,8 +25,9 @@ FLAGS = {"init_image": (INIT_IMAGE, "from the picture"), "mask": (MASK, "with th
 def with_inputs_here(
     request: Request, source: Recorded | None, folder: str | None, given: Mapping[str, Any]
 ) -> Request:
-    """Return the request with its picture and mask where they are now. Those of the PNG `source` are in it, or files.
+    """Return the request with the places where its picture, mask and control pictures are now.
 
+    The pictures that the PNG `source` names are inside the PNG, or files.
     folder: where the files may be, by their hashes. They may also be in the current folder.
     given: the flags by field. The pictures of flags are not searched for.
     Raises InputError that names a picture which is nowhere.
