@@ -21,7 +21,7 @@ from fastdiff.pipelines.control_pictures import NAME, of_each_net, read_pictures
 from fastdiff.pipelines.drawing import DrawingOptions, Start
 from fastdiff.pipelines.image_to_image import ImageStart
 from fastdiff.pipelines.inpainting import InpaintStart
-from fastdiff.requests.defaults import CONTROL_SCALES
+from fastdiff.requests.defaults import control_scale_of
 from fastdiff.schema import checked
 
 MOST = MAX_LAYERS  # ControlNets
@@ -124,10 +124,8 @@ class Controlling:
     def _scales(self, start: Start | None) -> tuple[float, ...]:
         if self.scales is not None:
             return self.scales
-        kind = "text" if start is None else "image"
-        if isinstance(start, InpaintStart):
-            kind = "mask of SDXL" if start.encoding.of_sdxl else "mask"
-        return (CONTROL_SCALES[kind],) * len(self.nets)
+        masked, of_sdxl = start is not None and start.masked, self.nets[0].config.addition_embed_type == "text_time"
+        return (control_scale_of(of_sdxl=of_sdxl, from_image=start is not None, masked=masked),) * len(self.nets)
 
     @property
     def size(self) -> tuple[int, int]:

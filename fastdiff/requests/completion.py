@@ -10,7 +10,6 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.kinds import MAX_SEED, MAX_SIDE
 from fastdiff.requests.defaults import (
-    CONTROL_SCALES,
     UPSCALE_MODE,
     UPSCALE_STRENGTH,
     Defaults,
@@ -18,6 +17,7 @@ from fastdiff.requests.defaults import (
     Sampling,
     SamplingOptions,
     complete_sampling,
+    control_scale_of,
     strength_of,
 )
 from fastdiff.requests.input_picture import MASK, Control, InputPicture, Mask, Start, control_settings, read_control
@@ -257,10 +257,8 @@ def _upscaling(request: Request, steps: int, size: tuple[int | None, int | None]
 
 
 def _default_scale(card: ModelCard, start: Start | None) -> float:
-    if start is None:
-        return CONTROL_SCALES["text"]
-    kind = "image" if start.mask is None else "mask of SDXL" if _is_of_sdxl(card) else "mask"
-    return CONTROL_SCALES[kind]
+    masked = start is not None and start.mask is not None
+    return control_scale_of(of_sdxl=_is_of_sdxl(card), from_image=start is not None, masked=masked)
 
 
 def _check_sampling(sampling: Sampling, card: ModelCard, labelled: bool) -> None:

@@ -27,8 +27,7 @@ GUIDANCE_SCALE = 1.0  # unguided
 STRENGTH, STRENGTH_OF_SDXL = 0.8, 0.3  # of image to image, as in diffusers
 MASKED_STRENGTH, MASKED_STRENGTH_OF_SDXL = 1.0, 0.9999  # of inpainting, as in diffusers
 UPSCALE_STRENGTH = 0.5
-# The scales of ControlNets, as in diffusers, by what a run begins with
-CONTROL_SCALES = {"text": 1.0, "image": 0.8, "mask": 0.5, "mask of SDXL": 1.0}
+CONTROL_SCALE, CONTROL_SCALE_FROM_IMAGE, CONTROL_SCALE_MASKED = 1.0, 0.8, 0.5  # of ControlNets, as in diffusers
 UPSCALE_MODE: Final = "pixels"
 CLIP_SKIP = 0  # uses all layers of the text encoder
 
@@ -104,6 +103,13 @@ def strength_of(*, of_sdxl: bool, masked: bool, controlled: bool = False) -> flo
     if masked:
         return MASKED_STRENGTH_OF_SDXL if of_sdxl else MASKED_STRENGTH
     return STRENGTH_OF_SDXL if of_sdxl and not controlled else STRENGTH
+
+
+def control_scale_of(*, of_sdxl: bool, from_image: bool, masked: bool) -> float:
+    """Return the default scale of a ControlNet. `from_image`: in a run from a picture; `masked`: of inpainting."""
+    if masked:
+        return CONTROL_SCALE if of_sdxl else CONTROL_SCALE_MASKED
+    return CONTROL_SCALE_FROM_IMAGE if from_image else CONTROL_SCALE
 
 
 def complete_sampling(
