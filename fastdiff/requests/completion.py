@@ -187,7 +187,7 @@ def _check_crop(mask: InputPicture, picture: InputPicture) -> None:
     if mask.size != picture.size:
         sizes = ["{} x {}".format(*each.size) for each in (mask, picture)]
         raise InputError(f"mask-crop: the mask is {sizes[0]}, and the picture is {sizes[1]}; give both the same size")
-    if mask.is_black():
+    if not mask.brightest():
         raise InputError(f"mask-crop: {shown(mask.name)} is black, so it shows no part; paint white what shall change")
 
 

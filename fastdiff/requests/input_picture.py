@@ -70,12 +70,12 @@ class InputPicture:
         """Return the picture as PIL reads it, of any mode. Raises as `data`."""
         return _opened(self)
 
-    def is_black(self) -> bool:
-        """Return whether nothing in the picture is brighter than black. Transparency does not count."""
+    def brightest(self) -> int:
+        """Return the largest grey level in the picture, 0 to 255. Transparency does not count."""
         image = self.open()
         if image.mode == "LAB" or isinstance(image.info.get("transparency"), bytes):
             image = image.convert("RGBA").convert("RGB")
-        return image.convert("L").getbbox() is None
+        return image.convert("L").getextrema()[1]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ import binascii
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fastdiff.errors import InputError
 from fastdiff.requests.input_picture import InputPicture
 from fastdiff.ui.inputs.uploaded import keep, uploaded_path, without_folder
@@ -121,7 +119,7 @@ def mask_at(value: Any, most: int) -> Path:
         raise InputError("mask: what was painted is damaged; paint it again") from None
     path = keep(data, "mask.png", most)
     with without_folder(path):
-        image = InputPicture.read(str(path), MASK).open()
-    if not (np.asarray(image.convert("L")) >= 128).any():
+        brightest = InputPicture.read(str(path), MASK).brightest()
+    if brightest < 128:
         raise InputError(f"mask: {_NOTHING}")
     return path

@@ -27,9 +27,9 @@ def mask_file(box: tuple[int, int, int, int] = (0, 0, 32, 48)) -> bytes:
     return saved(image)
 
 
-def saved(image: Image.Image) -> bytes:
+def saved(image: Image.Image, form: str = "png", **options) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, format="png")
+    image.save(buffer, form, **options)
     return buffer.getvalue()
 
 
@@ -51,6 +51,21 @@ def test_strokes_are_the_mask(upload_folder):
     assert (path.name, path.read_bytes()) == ("mask.png", mask_file())
     given = upload(mask_file(), "mouth.png")
     assert mask_at(given, LIMITS.uploads) == mask_at(given["path"], LIMITS.uploads) == Path(given["path"])
+
+
+@pytest.mark.parametrize("mode", ["LAB", "P"])
+def test_strokes_are_seen_in_any_mode(upload_folder, recwarn, mode):
+    white, black = (
+        Image.merge("LAB", [Image.new("L", (8, 8), level), *[Image.new("L", (8, 8), 128)] * 2])
+        if mode == "LAB"
+        else Image.new("P", (8, 8), level)
+        for level in (255, 0)
+    )
+    form = {"LAB": {"form": "tiff"}, "P": {"transparency": bytes(256)}}[mode]
+    assert mask_at(painted(saved(white, **form)), LIMITS.uploads).is_file()
+    with pytest.raises(InputError, match="nothing is painted"):
+        mask_at(painted(saved(black, **form)), LIMITS.uploads)
+    assert not recwarn
 
 
 @pytest.mark.parametrize(
