@@ -58,7 +58,7 @@ def test_strokes_are_seen_in_any_mode(upload_folder, recwarn, mode):
     white, black = (
         Image.merge("LAB", [Image.new("L", (8, 8), level), *[Image.new("L", (8, 8), 128)] * 2])
         if mode == "LAB"
-        else Image.new("P", (8, 8), level)
+        else Image.new("L", (8, 8), level).convert("P")
         for level in (255, 0)
     )
     form = {"LAB": {"form": "tiff"}, "P": {"transparency": bytes(256)}}[mode]
