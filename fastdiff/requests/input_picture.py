@@ -75,7 +75,9 @@ class InputPicture:
         image = self.open()
         if image.mode == "LAB" or isinstance(image.info.get("transparency"), bytes):
             image = image.convert("RGBA").convert("RGB")
-        return image.convert("L").getextrema()[1]
+        _, most = image.convert("L").getextrema()
+        assert isinstance(most, int)  # of an image with several bands it is a pair
+        return most
 
 
 @dataclass(frozen=True)
