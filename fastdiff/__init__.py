@@ -22,6 +22,7 @@ _EXPORTS = {
     "LabelPipeline": "fastdiff.pipelines",
     "NonFiniteError": "fastdiff.errors",
     "Pipeline": "fastdiff.pipelines",
+    "Qwen3Model": "fastdiff.models.qwen3",
     "Styles": "fastdiff.requests.styles",
     "TextToImagePipeline": "fastdiff.pipelines",
     "TrajectoryPipeline": "fastdiff.pipelines",

@@ -12,6 +12,7 @@ from fastdiff.models.clip import CLIPTextModelWithProjection as CLIPTextModelWit
 from fastdiff.models.clip_vision import CLIPVisionModelWithProjection as CLIPVisionModelWithProjection
 from fastdiff.models.controlnet import ControlNetModel as ControlNetModel
 from fastdiff.models.dit import DiTTransformer2DModel as DiTTransformer2DModel
+from fastdiff.models.qwen3 import Qwen3Model as Qwen3Model
 from fastdiff.models.unet1d import UNet1DModel as UNet1DModel
 from fastdiff.models.unet2d import UNet2DModel as UNet2DModel
 from fastdiff.models.unet2d_condition import UNet2DConditionModel as UNet2DConditionModel

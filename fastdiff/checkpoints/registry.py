@@ -17,6 +17,7 @@ from fastdiff.checkpoints.configs.controlnet import ControlNetConfig
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
 from fastdiff.checkpoints.configs.model import Library, ModelConfig
+from fastdiff.checkpoints.configs.qwen3 import Qwen3Config
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
@@ -98,6 +99,7 @@ TEXT_ENCODER_2 = ModelPart(
     "text_encoder_2", ("CLIPTextModelWithProjection",), CLIPTextConfigWithProjection, in_8_bits=True
 )
 IMAGE_ENCODER = ModelPart("image_encoder", ("CLIPVisionModelWithProjection",), CLIPVisionConfig)
+QWEN3 = ModelPart("text_encoder", ("Qwen3Model", "Qwen3ForCausalLM"), Qwen3Config, in_8_bits=True)
 TOKENIZER = TokenizerPart("tokenizer", ("CLIPTokenizer", "CLIPTokenizerFast"))
 TOKENIZER_2 = TokenizerPart("tokenizer_2", TOKENIZER.classes)
 SCHEDULER = Part("scheduler")

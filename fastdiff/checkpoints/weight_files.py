@@ -86,7 +86,7 @@ def check_fit(
     """
     files = find(folder, variant, config.LIBRARY, extensions)
     is_pickled = any(file.path.suffix != ".safetensors" for file in files)
-    shapes = {} if is_pickled else without_prefix(read_shapes(files), config.KEY_PREFIX)
+    shapes = {} if is_pickled else own_keys(read_shapes(files), config)
     # Only the size of a .bin is known, and a parameter takes at least one byte.
     most = sum(os.path.getsize(file.path) for file in files) if is_pickled else None
     check_shapes(config, shapes, source, most)
@@ -110,12 +110,14 @@ def check_shapes(
             raise InputError(f"{source}: {option} makes {count} parameters, but the weights hold {most}; {remedy}")
 
 
-def without_prefix(by_key: dict[str, Value], prefix: str) -> dict[str, Value]:
-    """Remove `prefix` from the keys. Return `by_key` itself if two keys would become equal."""
-    if not prefix:
-        return by_key
-    shortened = {key.removeprefix(prefix): value for key, value in by_key.items()}
-    return shortened if len(shortened) == len(by_key) else by_key
+def own_keys(by_key: dict[str, Value], config: ModelConfig) -> dict[str, Value]:
+    """Return the values by the model's own keys, for files with a prefix or with weights that the model does not have.
+
+    The keys keep their prefix if two keys would become equal.
+    """
+    shortened = {key.removeprefix(config.KEY_PREFIX): value for key, value in by_key.items()}
+    kept = shortened if len(shortened) == len(by_key) else by_key
+    return {key: value for key, value in kept.items() if key not in config.UNUSED_KEYS}
 
 
 def read_shapes(files: list[WeightFile]) -> Shapes:

@@ -15,6 +15,7 @@ from fastdiff.models import (
     clip_vision,
     controlnet,
     dit,
+    qwen3,
     unet1d,
     unet2d,
     unet2d_condition,
@@ -25,7 +26,10 @@ from fastdiff.models.model import Model
 AnyModel = TypeVar("AnyModel", bound=Model)
 
 # Each adds its classes to Model.classes
-MODULES = (autoencoder, autoencoder_tiny, clip, clip_vision, controlnet, dit, unet1d, unet2d, unet2d_condition)
+MODULES = (
+    *(autoencoder, autoencoder_tiny, clip, clip_vision, controlnet, dit, qwen3),
+    *(unet1d, unet2d, unet2d_condition),
+)
 
 
 def model_class(part: ModelPart, kind: type[AnyModel]) -> type[AnyModel]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fastdiff.checkpoints.weight_files import without_prefix
+from fastdiff.checkpoints.weight_files import own_keys
 from fastdiff.checkpoints.weights import load_weights
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import on_meta
@@ -38,7 +38,7 @@ def model_like(live: Any, name: str) -> Model:
     options = kind.part.config.from_mapping(config, name)
     with on_meta():
         ours = kind.from_config(options, source=name)
-    state = without_prefix(dict(live.state_dict()), options.KEY_PREFIX)
+    state = own_keys(dict(live.state_dict()), options)
     device: torch.device = live.device
     load_weights(ours, state, source=name, dtype=live.dtype, device=device)
     return ours

@@ -379,7 +379,7 @@ def _read(config: ModelConfig, folder: Path, load: Load, inside: weight_files.In
     if inside is not None:
         return read_part(inside, config)
     state = weights.load_state_dict(folder, load.variant, config.LIBRARY, load.extensions)
-    return weight_files.without_prefix(state, config.KEY_PREFIX)
+    return weight_files.own_keys(state, config)
 
 
 def _prepare_kernels(device: torch.device) -> None:

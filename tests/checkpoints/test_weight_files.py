@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 
 from fastdiff.checkpoints import weight_files
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
-from fastdiff.checkpoints.configs.clip import CLIPTextConfigWithProjection
+from fastdiff.checkpoints.configs.clip import CLIPTextConfig, CLIPTextConfigWithProjection
 from fastdiff.checkpoints.configs.dit import DiTTransformer2DConfig
+from fastdiff.checkpoints.configs.qwen3 import Qwen3Config
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
@@ -252,10 +253,14 @@ def test_each_library_names_its_files_its_own_way(tmp_path, library, variant, na
 
 
 def test_a_prefix_goes_where_no_two_keys_become_one():
-    assert weight_files.without_prefix({"text_model.a": 1, "b": 2}, "text_model.") == {"a": 1, "b": 2}
+    clip, unet = CLIPTextConfig(), UNet2DConfig()
+    assert weight_files.own_keys({"text_model.a": 1, "b": 2}, clip) == {"a": 1, "b": 2}
     both = {"text_model.a": 1, "a": 2}
-    assert weight_files.without_prefix(both, "text_model.") == both
-    assert weight_files.without_prefix(both, "") is both
+    assert weight_files.own_keys(both, clip) == weight_files.own_keys(both, unet) == both
+
+
+def test_weights_that_a_model_does_not_have_go():
+    assert weight_files.own_keys({"model.a": 1, "lm_head.weight": 2}, Qwen3Config()) == {"a": 1}
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes and devices among the files")

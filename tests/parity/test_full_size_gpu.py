@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import fastdiff
 from benchmarks.models import stable_diffusion as sd
-from fastdiff.checkpoints.weight_files import without_prefix
+from fastdiff.checkpoints.weight_files import own_keys
 from fastdiff.checkpoints.weights import load_weights
 from fastdiff.pipelines.text_to_image import TextToImagePipeline
 
@@ -125,7 +125,7 @@ def random_model(part: Part) -> Any:
 def ours_of(part: Part, theirs: nn.Module, dtype: torch.dtype) -> Any:
     with torch.device("meta"):
         ours = getattr(fastdiff, part.class_name).from_config(part.config)
-    state = without_prefix(dict(theirs.state_dict()), ours.config.KEY_PREFIX)
+    state = own_keys(dict(theirs.state_dict()), ours.config)
     load_weights(ours, state, source="model", dtype=dtype, device=DEVICE)
     return ours
 

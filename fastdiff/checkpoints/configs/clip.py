@@ -2,28 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Interval
 
-from fastdiff.arguments import mapping as checked_mapping
-from fastdiff.checkpoints.configs.model import Library, ModelConfig, Place
+from fastdiff.checkpoints.configs.model import Place, TransformersConfig
 from fastdiff.errors import InputError
 from fastdiff.kinds import Channels, Fraction, Layers, Pixels, PositiveNumber
 
-AnyConfig = TypeVar("AnyConfig", bound="CLIPConfig")
 TokenId = Annotated[int, Interval(ge=0, le=2**20)]
 
 OLD_END = 2  # eos_token_id in files of transformers before 4.30: the end token is the largest id of the vocabulary
 
-# Keys of transformers' PreTrainedConfig that say how the model was saved
-_BOOKKEEPING = ("architectures", "dtype", "torch_dtype", "transformers_version")
 
-
-class CLIPConfig(ModelConfig):
+class CLIPConfig(TransformersConfig):
     """The base class of the configs of CLIP's encoders."""
-
-    LIBRARY: ClassVar[Library] = "transformers"
 
     hidden_size: Channels
     intermediate_size: Channels
@@ -31,16 +24,6 @@ class CLIPConfig(ModelConfig):
     num_attention_heads: Channels
     hidden_act: Literal["quick_gelu", "gelu"]
     layer_norm_eps: PositiveNumber
-
-    @classmethod
-    def from_mapping(cls: type[AnyConfig], mapping: Mapping[str, Any], source: object) -> AnyConfig:
-        """Build a config from the options in a config.json of transformers.
-
-        Keys that say how the model was saved are skipped. Raises InputError as `Schema.from_mapping` does.
-        """
-        options = checked_mapping(str(source), mapping)
-        known = {key: value for key, value in options.items() if key not in _BOOKKEEPING}
-        return super().from_mapping(known, source)
 
     def check(self) -> None:
         if self.hidden_size % self.num_attention_heads:

@@ -1,12 +1,18 @@
 """ModelConfig: the base class of the models' configs, and the places in the weights that show an option's value."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
+from fastdiff.arguments import mapping as checked_mapping
 from fastdiff.errors import InputError
 from fastdiff.schema import Schema, option_names
 
 Library = Literal["diffusers", "transformers"]  # that defines the model class and names its weight files
+
+AnyConfig = TypeVar("AnyConfig", bound="TransformersConfig")
+
+# Keys of transformers' PreTrainedConfig that say how the model was saved
+_BOOKKEEPING = ("architectures", "dtype", "torch_dtype", "transformers_version")
 
 
 class Place(NamedTuple):
@@ -32,6 +38,7 @@ class ModelConfig(Schema, Mapping[str, Any]):
 
     LIBRARY: ClassVar[Library] = "diffusers"
     KEY_PREFIX: ClassVar[str] = ""  # of the weights' keys in some files, but not in all
+    UNUSED_KEYS: ClassVar[tuple[str, ...]] = ()  # of weights in some files that the model does not have
 
     def __getitem__(self, name: str) -> Any:
         if name not in option_names(type(self)):
@@ -53,3 +60,18 @@ class ModelConfig(Schema, Mapping[str, Any]):
     def least_parameters(self) -> dict[str, int]:
         """For each option, the least number of parameters that a model with it has."""
         raise NotImplementedError
+
+
+class TransformersConfig(ModelConfig):
+    """The base class of the configs of transformers' models."""
+
+    LIBRARY: ClassVar[Library] = "transformers"
+
+    @classmethod
+    def from_mapping(cls: type[AnyConfig], mapping: Mapping[str, Any], source: object) -> AnyConfig:
+        """Build a config from the options in a config.json of transformers.
+
+        Keys that say how the model was saved are skipped. Raises InputError as `Schema.from_mapping` does.
+        """
+        options = checked_mapping(str(source), mapping)
+        return super().from_mapping({key: value for key, value in options.items() if key not in _BOOKKEEPING}, source)

@@ -68,12 +68,13 @@ MODELS = {
     "AutoencoderKL": BLOCKS,
     "AutoencoderTiny": {},
 }
-ENCODERS = {  # transformers' class -> the class of its config
-    "CLIPTextModel": "CLIPTextConfig",
-    "CLIPTextModelWithProjection": "CLIPTextConfig",
-    "CLIPVisionModelWithProjection": "CLIPVisionConfig",
-}
 ENCODER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+ENCODERS = {  # transformers' class -> the class of its config, and options
+    "CLIPTextModel": ("CLIPTextConfig", ENCODER),
+    "CLIPTextModelWithProjection": ("CLIPTextConfig", ENCODER),
+    "CLIPVisionModelWithProjection": ("CLIPVisionConfig", ENCODER),
+    "Qwen3Model": ("Qwen3Config", ENCODER | {"num_key_value_heads": 1, "vocab_size": 99}),
+}
 
 # Defaults of ours that are not diffusers', and why they give the same
 EQUIVALENT = {
@@ -157,7 +158,8 @@ def test_refused_names_are_names_of_diffusers():
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoders_are_called_as_transformers(name):
     theirs, kind = getattr(transformers, name), getattr(fastdiff, name)
-    config = getattr(transformers, ENCODERS[name])(**ENCODER)
+    of_config, options = ENCODERS[name]
+    config = getattr(transformers, of_config)(**options)
     ours = kind(config)
     lines = walk.differences("forward", theirs.forward, kind.forward, EQUIVALENT)
     for method in (
