@@ -63,8 +63,11 @@ class ControlOptions:
             return replace(self, control_image=image), None
         return self, image
 
-    def read(self, nets: Sequence[ControlNetModel]) -> "Controlling":
-        """Return the checked arguments for a pipeline's ControlNets, without pictures. Raises InputError."""
+    def read(self, nets: Sequence[ControlNetModel], *, masked: bool) -> "Controlling":
+        """Return the checked arguments for a pipeline's ControlNets, without pictures. Raises InputError.
+
+        masked: whether the call has a mask.
+        """
         if self.control_image is None:
             raise InputError(f"{NAME}: this pipeline has a ControlNet, which reads a picture; give one")
         starts, ends = (
@@ -77,10 +80,15 @@ class ControlOptions:
         scales = None
         if self.controlnet_conditioning_scale is not None:
             scales = _of_each("controlnet_conditioning_scale", self.controlnet_conditioning_scale, len(nets))
-        pooled = nets[0].config.global_pool_conditions  # diffusers reads the first one's
+        # diffusers reads the first one's, and StableDiffusionXLControlNetInpaintPipeline none
+        pooled = nets[0].config.global_pool_conditions and not (masked and _is_of_sdxl(nets))
         return Controlling(
             tuple(nets), of_each_net(self.control_image, len(nets)), self.guess_mode or pooled, starts, ends, scales
         )
+
+
+def _is_of_sdxl(nets: Sequence[ControlNetModel]) -> bool:
+    return nets[0].config.addition_embed_type == "text_time"
 
 
 def _of_each(name: str, value: Any, count: int) -> tuple[float, ...]:
@@ -124,8 +132,10 @@ class Controlling:
     def _scales(self, start: Start | None) -> tuple[float, ...]:
         if self.scales is not None:
             return self.scales
-        masked, of_sdxl = start is not None and start.masked, self.nets[0].config.addition_embed_type == "text_time"
-        return (control_scale_of(of_sdxl=of_sdxl, from_image=start is not None, masked=masked),) * len(self.nets)
+        masked = start is not None and start.masked
+        return (control_scale_of(of_sdxl=_is_of_sdxl(self.nets), from_image=start is not None, masked=masked),) * len(
+            self.nets
+        )
 
     @property
     def size(self) -> tuple[int, int]:

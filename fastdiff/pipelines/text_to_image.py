@@ -5,7 +5,6 @@ Prompts -> text encoders -> conditions; seeds -> noise; the denoising loop -> VA
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -19,7 +18,6 @@ from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
-from fastdiff.execution.memory import or_explain
 from fastdiff.kinds import Fraction
 from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
 from fastdiff.models.coding import Autoencoder
@@ -28,8 +26,9 @@ from fastdiff.models.model import Model
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.pipelines.adapting import scale_of
 from fastdiff.pipelines.callbacks import Callback, RunningPipeline, StepCallback, check_callback, tensor_names_of
-from fastdiff.pipelines.controlling import Controlling, ControlOptions, ControlRun
-from fastdiff.pipelines.drawing import Drawing, DrawingOptions, accepted, names_of, options_of
+from fastdiff.pipelines.control_calls import ControlCalls
+from fastdiff.pipelines.controlling import ControlOptions
+from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
 from fastdiff.pipelines.encoding import TextEncoders
 from fastdiff.pipelines.encoding_prompts import EncodingPrompts
 from fastdiff.pipelines.fitting import check_unet, checked_nets
@@ -46,7 +45,7 @@ from fastdiff.pipelines.prompts import PromptOptions, Prompts, Texts
 from fastdiff.pipelines.refining import PartOptions
 from fastdiff.pipelines.sizes import SizeOptions
 from fastdiff.refused import OF_TEXT_CALLS as REFUSED
-from fastdiff.requests.defaults import LIBRARY, STRENGTH, Sampling
+from fastdiff.requests.defaults import LIBRARY
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
@@ -55,7 +54,7 @@ LATENT = "latent"  # an output type: the U-Net's result, not decoded
 TEXT_PARTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 
 
-class TextToImagePipeline(TextualInversion, EncodingPrompts, ImagePrompting):
+class TextToImagePipeline(TextualInversion, EncodingPrompts, ImagePrompting, ControlCalls):
     """Text-to-image pictures, as diffusers' StableDiffusionPipeline and StableDiffusionXLPipeline draw them.
 
     A prompt and a seed give the same bits whatever the batch size, and wherever in the batch they are. A `generator`
@@ -168,15 +167,6 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts, ImagePrompting):
         name = "StableDiffusionXLImg2ImgPipeline" if self.encoders.of_refiner else name
         return pipeline_class(name, controlled=bool(self.controlnets))
 
-    @property
-    def diffusers_class(self) -> str:
-        """See `Saving`: the folder's class, with or without a ControlNet as the pipeline has one."""
-        return pipeline_class(super().diffusers_class, controlled=bool(self.controlnets))
-
-    def _complete(self, options: DrawingOptions, *, masked: bool = False) -> Sampling:
-        # diffusers' ControlNet pipelines have one guidance, with and without a mask
-        return super()._complete(options, masked=masked and not self.controlnets)
-
     def stream(
         self,
         prompt: Texts = None,
@@ -242,9 +232,9 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts, ImagePrompting):
                 or `"weighted"` for prompts as A1111 reads them) with `emphasis` (`"original"`, or `"no-norm"`, which
                 lets weights change the mean of the embeddings; `<lora:name:0.8>` uses a loaded adapter); and for SDXL
                 `original_size`, `crops_coords_top_left`, `target_size` and their `negative_` forms (see `SizeOptions`),
-                `denoising_end`, with `image` also `denoising_start` (see `refining`), and for its refiner
-                `aesthetic_score` and `negative_aesthetic_score`. `upscale`, `upscale_strength` and `upscale_mode`
-                enlarge the picture and go on (see `hires`). With ControlNets `control_image`,
+                `denoising_end`, with `image` also `denoising_start` (see `refining`), `aesthetic_score` and
+                `negative_aesthetic_score`, which only its refiner uses. `upscale`, `upscale_strength` and
+                `upscale_mode` enlarge the picture and go on (see `hires`). With ControlNets `control_image`,
                 `controlnet_conditioning_scale`, `guess_mode`, `control_guidance_start` and `control_guidance_end` (see
                 `ControlOptions`). `ip_adapter_image` or `ip_adapter_image_embeds` has one for each IP-Adapter.
                 `guidance_scale` defaults to the model's own, else to 7.5, or 5 for SDXL without `mask_image`; a scale
@@ -261,6 +251,8 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts, ImagePrompting):
         first = upscaling.first_part(asked, part, mask_image)
         of_mask = MaskOptions(mask_image, masked_image_latents, padding_mask_crop, mask_blur)
         start = self._start(ImageOptions(image, strength, part.begins(len(self.scheduler))), of_mask, asked)
+        if start is None:
+            sizes.check_no_scores()
         named = tensor_names_of(of_sdxl=of_sdxl, masked=isinstance(start, InpaintStart), config=self.denoiser.config)
         tensor_names = check_callback(callback_on_step_end, callback_on_step_end_tensor_inputs, named)
         rescale = checked("guidance_rescale", guidance_rescale, Fraction)
@@ -281,9 +273,7 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts, ImagePrompting):
         self.denoising_start, self.denoising_end = part.denoising_start, part.denoising_end
         scale = drawing.sampling.guidance_scale
         with naming_lost_device(), self._encoding(loras):
-            make_ids = sizes.time_ids if start is None else sizes.time_ids_of_picture
-            make_ids = sizes.time_ids_of_refiner if self.encoders.of_refiner else make_ids
-            time_ids = make_ids(*self._told_size(first, drawing.shape)) if of_sdxl else None
+            time_ids = self._time_ids(sizes, start, first, drawing.shape)
             guiding = Guiding(scale, rescale, interval)
             images = self._image_prompts(options_of(ImagePromptOptions, options), len(drawing.subjects))
             given = prompts, drawing.subjects, guiding, time_ids, self.denoiser, self.device
@@ -327,35 +317,9 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts, ImagePrompting):
         if not self.encoders.of_sdxl:
             sizes.check_unused()
             part.check_unused()
-        if not self.encoders.of_refiner:
-            sizes.check_no_scores()
         told, zeros = options_of(PromptOptions, options), self.zeros_for_no_prompt
         prompts = Prompts(told, self.encoders, self.denoiser.config, zeros_for_none=zeros)
         return options_of(DrawingOptions, options), prompts, sizes, part
-
-    def _control(
-        self, options: Mapping[str, Any], image: Any, strength: float | None, mask: Any
-    ) -> tuple[Controlling | None, Any, float | None]:
-        """Return the ControlNets of a call, the image to start from, and its strength."""
-        control = options_of(ControlOptions, options)
-        if not self.controlnets:
-            control.check_unused()
-            return None, image, strength
-        control, image = control.with_image(image, (strength, mask))
-        of_image = image is not None and mask is None and options.get("denoising_start") is None
-        return control.read(self.controlnets), image, STRENGTH if of_image and strength is None else strength
-
-    def _control_run(
-        self, control: Controlling, drawing: Drawing, prompts: int, asked: DrawingOptions, part: PartOptions
-    ) -> ControlRun:
-        """Embed the control pictures of a call, and return what controls its steps."""
-        start, steps = drawing.starts_from, len(drawing.schedule)
-        if part.denoising_end is not None:  # the steps count as in the whole run
-            begin = None if start is None else start.begin
-            steps = len(self._schedule(drawing.sampling, asked.timesteps, asked.sigmas, begin))
-        with naming_lost_device(), self._working(*self.controlnets):
-            embed = partial(control.run, self.denoiser, drawing.subjects, prompts, steps, start)
-            return or_explain(embed, drawing.portions.problem)
 
     def _start(self, options: ImageOptions, of_mask: MaskOptions, asked: DrawingOptions) -> ImageStart | None:
         """Return what a run with pictures starts from; None for a run without."""
@@ -373,13 +337,19 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts, ImagePrompting):
             raise InputError("image: SDXL's refiner refines a picture; give image, or the latents of the base model")
         return None
 
-    def _told_size(self, options: DrawingOptions, shape: tuple[int, int, int]) -> tuple[int, int]:
-        """Return the default height and width for SDXL's size conditioning.
+    def _time_ids(
+        self, sizes: SizeOptions, start: ImageStart | None, options: DrawingOptions, shape: tuple[int, int, int]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return SDXL's size conditioning of both halves, or None for another model.
 
         As in diffusers, latents without a height or width give the model's default size, not their own.
         """
+        if not self.encoders.of_sdxl:
+            return None
+        make = sizes.time_ids if start is None else sizes.time_ids_of_picture
+        make = sizes.time_ids_of_refiner if self.encoders.of_refiner else make
         sides = self.denoiser.config.trained_size or shape[1:]
-        return options.height or self.scale * sides[0], options.width or self.scale * sides[1]
+        return make(options.height or self.scale * sides[0], options.width or self.scale * sides[1])
 
     def _output_type(self, output_type: Any) -> str:
         checked("output_type", output_type, Literal[OutputType, "latent"] | None)

@@ -126,6 +126,18 @@ def test_inpainting(kind, options, text_pipes):
     assert_both_draw_the_same(*pipes, **given | options)
 
 
+@pytest.mark.parametrize("guess_mode", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["sdxl", pytest.param("sd1", marks=pytest.mark.slow)])
+def test_inpainting_with_pooled_residuals(kind, guess_mode, text_pipes):
+    """They mean guess mode, except in SDXL's inpainting."""
+    pipes = controlled("mask", kind, text_pipes(kind), global_pool_conditions=True)
+    given = {"image": picture(), "mask_image": mask(), "control_image": CONTROL, "guess_mode": guess_mode}
+    drawn = assert_both_draw_the_same(*pipes, **given, **STEPS)
+    guessed = draw(pipes[1], **given | {"guess_mode": True}, **STEPS)
+    is_same = torch.allclose(guessed[0][-1][1], drawn[0][-1][1], atol=1e-4)
+    assert is_same == (guess_mode or kind == "sd1")
+
+
 @pytest.mark.parametrize("kind", ["sd1", pytest.param("sdxl", marks=pytest.mark.slow)])
 def test_inpainting_of_a_part(kind, text_pipes):
     given = {"image": picture(), "mask_image": mask(), "control_image": CONTROL, "num_inference_steps": 4}

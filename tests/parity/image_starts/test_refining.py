@@ -104,6 +104,16 @@ def test_a_part_of_image_to_image_of_the_base_model(base):
     assert_both_draw_the_same(*pipes, image=picture(), denoising_start=0.4, denoising_end=0.9, **STEPS)
 
 
+def test_scores_of_the_base_model_change_nothing(base):
+    """Image to image takes them, as diffusers' pipeline does."""
+    use(base, diffusers.EulerDiscreteScheduler)
+    pipes = of_same_parts(IMAGE_TO_IMAGE, "sdxl", base[0]), base[1]
+    drawn = assert_both_draw_the_same(
+        *pipes, image=picture(), aesthetic_score=9.0, negative_aesthetic_score=1.0, **STEPS
+    )
+    assert_same(draw(base[1], image=picture(), **STEPS), drawn)
+
+
 def test_a_saved_refiner_is_diffusers_class(refiner, tmp_path):
     refiner[1].save_pretrained(tmp_path)
     again = diffusers.StableDiffusionXLImg2ImgPipeline.from_pretrained(tmp_path)
