@@ -1,5 +1,7 @@
 """Parts of a run, and SDXL's refiner, against diffusers' pipelines in float32: latents of every step, and pictures."""
 
+import copy
+
 import diffusers
 import pytest
 import torch
@@ -28,7 +30,7 @@ STEPS = {"num_inference_steps": 10, "negative_prompt": "dog", "guidance_scale": 
 
 @pytest.fixture(scope="module")
 def base(text_pipes):
-    return text_pipes("sdxl")
+    return [*map(copy.copy, text_pipes("sdxl"))]  # `use` changes them
 
 
 @pytest.fixture(scope="module")
