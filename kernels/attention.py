@@ -27,7 +27,7 @@ MAX_WIDTH = {torch.float32: 256, torch.float16: 512, torch.bfloat16: 512}
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall(Call[Tensor]):
-    """softmax(q k^T / sqrt(d) + bias) v for each head, Vaswani et al. 2017 (arXiv 1706.03762).
+    """softmax(q k^T / sqrt(d) + bias) v + residual for each head, Vaswani et al. 2017 (arXiv 1706.03762).
 
     The computation of diffusers' AttnProcessor2_0. Scores are float32 for every dtype, so they do not overflow.
 
@@ -37,6 +37,7 @@ class AttentionCall(Call[Tensor]):
         causal: token i attends to keys 0 to i only.
         bias: (N, L_keys), the dtype of q, finite: added to the scores of each key, for every query and head. A large
             negative value masks the key.
+        residual: (N, L, heads * d), the dtype of q: added in float32, before the result is rounded.
 
     Returns:
         (N, L, heads * d), contiguous, the dtype of q.
@@ -54,6 +55,7 @@ class AttentionCall(Call[Tensor]):
     heads: int
     causal: bool = False
     bias: Tensor | None = None
+    residual: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -79,24 +81,29 @@ class AttentionCall(Call[Tensor]):
         if heads < 1 or q.shape[2] % heads:
             raise ValueError(f"heads: {heads} does not divide the width {q.shape[2]}")
         self._check_bias()
+        self._check_added("residual", self.residual, q.shape)
 
     def _check_bias(self) -> None:
-        if self.bias is None:
-            return
-        if self.causal:
+        if self.bias is not None and self.causal:
             raise ValueError("bias: it cannot be combined with causal; leave one of them out")
-        if self.bias.shape != self.k.shape[:2]:
-            raise ValueError(f"bias: expected {tuple(self.k.shape[:2])}, got {tuple(self.bias.shape)}")
-        if (self.bias.dtype, self.bias.device) != (self.q.dtype, self.device):
-            given, wanted = f"{self.bias.dtype} on {self.bias.device}", f"{self.q.dtype} on {self.device}"
-            raise ValueError(f"bias: {given}, but q is {wanted}")
+        self._check_added("bias", self.bias, self.k.shape[:2])
+
+    def _check_added(self, name: str, added: Tensor | None, shape: torch.Size) -> None:
+        if added is None:
+            return
+        if added.shape != shape:
+            raise ValueError(f"{name}: expected {tuple(shape)}, got {tuple(added.shape)}")
+        if (added.dtype, added.device) != (self.q.dtype, self.device):
+            given, wanted = f"{added.dtype} on {added.device}", f"{self.q.dtype} on {self.device}"
+            raise ValueError(f"{name}: {given}, but q is {wanted}")
 
     def reference(self) -> Tensor:
         # (N, heads, L, d), views
         q, k, v = (tensor.unflatten(-1, (self.heads, -1)).transpose(1, 2) for tensor in (self.q, self.k, self.v))
         bias = None if self.bias is None else self.bias[:, None, None]
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=self.causal)
-        return y.transpose(1, 2).flatten(2)
+        y = y.transpose(1, 2).flatten(2)
+        return y if self.residual is None else self.residual + y
 
     def obstacle(self) -> str | None:
         dtype = self.q.dtype
@@ -111,13 +118,13 @@ class AttentionCall(Call[Tensor]):
         mask = "causal" if self.causal else "" if self.bias is None else "masked"
         return {
             "bits": 8 * itemsize, "width": width, "head_bytes": width * itemsize, "keys": self.k.shape[1], "mask": mask,
-            "elements": self.q.numel(),
+            "elements": self.q.numel(), "residual": self.residual is not None,
         }  # fmt: skip
 
     def _plan(self) -> Choice | None:
         """Return the row whose plan covers these sizes, for any mask."""
         sizes = {"width": self.width, "keys": self.k.shape[1], "elements": self.q.numel()}
-        return plan_of("attention", bits=8 * self.q.itemsize, **sizes)
+        return plan_of("attention", bits=8 * self.q.itemsize, residual=self.residual is not None, **sizes)
 
     @property
     def in_gluon(self) -> bool:
@@ -147,12 +154,13 @@ class AttentionCall(Call[Tensor]):
 
         (n, queries, channels), keys = self.q.shape, self.k.shape[1]
         q, k, v = self._side_by_side()
-        bias = None if self.bias is None else self.bias.contiguous()
+        bias, residual = (None if each is None else each.contiguous() for each in (self.bias, self.residual))
         aligned = all(tensor.stride(1) % 16 == 0 for tensor in (q, k, v))
         usual = _blocks(self.width, q.dtype, queries, keys, q.device)
         kind = ("causal" if self.causal else "all") + ("" if aligned else "-unaligned")
         blocks = tuned(
-            "attention", q.device, lambda: named(n, queries, keys, self.heads, self.width, q.dtype, kind, bias=bias),
+            "attention", q.device,
+            lambda: named(n, queries, keys, self.heads, self.width, q.dtype, kind, bias=bias, residual=residual),
             usual, lambda: _alternatives(usual, queries),
         )  # fmt: skip
         first, second = _split(self.width, q.dtype, aligned=aligned)
@@ -162,7 +170,7 @@ class AttentionCall(Call[Tensor]):
         )
         launch(
             attention_kernel, (n * self.heads * triton.cdiv(queries, blocks.queries),),
-            out, q, k, v, bias, self.heads, queries, keys, self.width**-0.5 * LOG2_E.value,
+            out, q, k, v, bias, residual, self.heads, queries, keys, self.width**-0.5 * LOG2_E.value,
             *(stride for tensor in (q, k, v) for stride in tensor.stride()[:2]),
             CAUSAL=self.causal, D=self.width, D1=first, D2=second, BM=blocks.queries, BN=blocks.keys,
             num_warps=blocks.warps, num_stages=blocks.stages,

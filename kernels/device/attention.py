@@ -38,6 +38,17 @@ def _load_rows(ptr, rows, first, D: tl.constexpr, WIDTH: tl.constexpr, limit, MA
 
 
 @triton.jit
+def _store_rows(ptrs, acc, total, residual_ptrs, inside, first, D: tl.constexpr, WIDTH: tl.constexpr):
+    """Store acc / total, plus the residual if any, as columns first to first + WIDTH of the rows that are `inside`."""
+    columns = first + tl.arange(0, WIDTH)[None, :]
+    mask = inside & (columns < D)
+    y = acc / total[:, None]
+    if residual_ptrs is not None:
+        y += tl.load(residual_ptrs + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(ptrs + columns, y.to(ptrs.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _accumulate(acc, a, b):
     """Return acc + a b. In float32 the product is summed separately first, because shorter sums round less."""
     if a.dtype == tl.float32:
@@ -86,7 +97,7 @@ def _attend(
 
 @triton.jit
 def attention_kernel(
-    out_ptr, q_ptr, k_ptr, v_ptr, bias_ptr, heads, queries, keys, scale,
+    out_ptr, q_ptr, k_ptr, v_ptr, bias_ptr, residual_ptr, heads, queries, keys, scale,
     q_picture, q_row, k_picture, k_row, v_picture, v_row,
     CAUSAL: tl.constexpr, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -120,15 +131,10 @@ def attention_kernel(
     walk = _attend(walk, q, q2, rows, clear, seen, keys, bias_ptrs, k_row, v_row, scale, CAUSAL, width, BN, True)
 
     out_ptrs = out_ptr + (n * queries + rows)[:, None] * (heads * D) + head * D
+    residual_ptrs = residual_ptr
+    if residual_ptr is not None:
+        residual_ptrs = residual_ptr + (n * queries + rows)[:, None] * (heads * D) + head * D
     inside = (rows < queries)[:, None]
-    columns = tl.arange(0, D1)[None, :]
-    tl.store(
-        out_ptrs + columns, (walk.acc / walk.total[:, None]).to(out_ptr.dtype.element_ty), mask=inside & (columns < D)
-    )
+    _store_rows(out_ptrs, walk.acc, walk.total, residual_ptrs, inside, 0, D, D1)
     if D2 > 0:
-        columns = D1 + tl.arange(0, D2)[None, :]
-        tl.store(
-            out_ptrs + columns,
-            (walk.acc2 / walk.total[:, None]).to(out_ptr.dtype.element_ty),
-            mask=inside & (columns < D),
-        )
+        _store_rows(out_ptrs, walk.acc2, walk.total, residual_ptrs, inside, D1, D, D2)

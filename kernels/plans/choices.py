@@ -82,7 +82,7 @@ def span(first: int, last: int = sys.maxsize - 1) -> range:
 def _attention(name: str, widths: range, keys: range, plan: AttentionPlan, *how: str) -> Iterator[Choice]:
     """Yield the rows of a plan: one without a mask, and one for each mask in `how` with which it was faster too."""
     for mask in ("", *how):
-        facts = {"bits": 16, "width": widths, "keys": keys, "mask": mask, "elements": span(1)}
+        facts = {"bits": 16, "width": widths, "keys": keys, "mask": mask, "elements": span(1), "residual": False}
         plan_name = attention_plan(name, mask)
         yield Choice("attention", SM_90, facts, "hopper", "attention.json", plan_name, tiles=plan)
 

@@ -270,6 +270,35 @@ def test_keys_with_a_bias(attend, draw, dot_dtype, assert_accurate, shape):
     torch.testing.assert_close(alone, y[-1:], rtol=0, atol=4 * torch.finfo(y.dtype).eps)
 
 
+ADDED = {name: SHAPES[name] for name in SHAPES if "several" not in name and "aligned" not in name} | {
+    "N2-L70-keys4-h2-d40-plain-adapter": (2, 70, 4, 2, 40),
+    "N1-L33-keys16-h2-d80-plus-adapter": (1, 33, 16, 2, 80),
+}
+
+
+@pytest.mark.parametrize("shape", ADDED.values(), ids=ADDED)
+def test_a_residual(attend, draw, randn, dot_dtype, assert_accurate, runs_triton, shape):
+    """It has a large mean, and rows that are not contiguous. It may be a result of attention, and stays as it is."""
+    q, k, v = draw(*shape, dot_dtype)
+    heads = shape[3]
+    residual = randn(*q.shape, 2, dtype=dot_dtype, mean=8.0)[..., 0]
+    before = residual.clone()
+    y = attend(q, k, v, heads=heads, residual=residual)
+    assert y.is_contiguous() and torch.equal(residual, before)
+    assert_accurate(y, before + by_torch(q, k, v, heads=heads), before.double() + exact(q, k, v, heads))
+    if runs_triton:
+        assert torch.equal(attend(q[-1:], k[-1:], v[-1:], heads=heads, residual=residual[-1:]), y[-1:])
+    else:
+        assert torch.equal(y, before + attend(q, k, v, heads=heads))
+
+
+def test_several_in_turn(attend, draw, dot_dtype, assert_accurate):
+    (q, *first), (_, *second) = draw(2, 33, 77, 2, 40, dot_dtype), draw(2, 33, 4, 2, 40, dot_dtype)
+    y = attend(q, *second, heads=2, residual=attend(q, *first, heads=2), bias=q.new_zeros(2, 4))
+    both = by_torch(q, *first, heads=2) + by_torch(q, *second, heads=2)
+    assert_accurate(y, both, exact(q, *first, 2) + exact(q, *second, 2))
+
+
 def test_hidden_keys_are_as_if_not_there(attend, draw, dot_dtype, assert_accurate):
     q, k, v = draw(1, 20, 77, 2, 40, dot_dtype)
     bias = torch.full((1, 77), -1e4, dtype=dot_dtype, device=q.device)
@@ -347,11 +376,14 @@ REFUSED = {
     ("options", "message"),
     [
         pytest.param({"bias": torch.zeros(2, 3)}, r"bias: expected \(2, 4\)", id="of-other-keys"),
+        pytest.param({"residual": X[:, :3]}, r"residual: expected \(2, 4, 16\)", id="of-other-tokens"),
+        pytest.param({"residual": X[:1]}, r"residual: expected \(2, 4, 16\)", id="of-another-batch"),
+        pytest.param({"residual": X.half()}, "residual: torch.float16", id="residual-of-another-dtype"),
         pytest.param({"bias": torch.zeros(2, 4).half()}, "bias: torch.float16", id="of-another-dtype"),
         pytest.param({"bias": torch.zeros(2, 4), "causal": True}, "bias: it cannot be combined", id="causal"),
     ],
 )
-def test_a_bias_that_does_not_fit_is_named(options, message):
+def test_what_is_added_and_does_not_fit_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         attention(X, X, X, heads=2, **options)
 

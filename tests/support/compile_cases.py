@@ -70,11 +70,12 @@ def norm(n, height, channels, pixels=None, dtype=torch.bfloat16, activation="sil
     )  # fmt: skip
 
 
-def attend(n, tokens, heads, width, keys=None, dtype=torch.bfloat16, causal=False):
+def attend(n, tokens, heads, width, keys=None, dtype=torch.bfloat16, causal=False, added=False):
     q, k, v = meta(n, tokens, 3 * heads * width, dtype=dtype).chunk(3, dim=-1)
     if keys is not None:
         k, v = meta(n, keys, 2 * heads * width, dtype=dtype).chunk(2, dim=-1)
-    return lambda: attention.kernel(q, k, v, heads=heads, causal=causal)
+    residual = meta(*q.shape, dtype=dtype) if added else None
+    return lambda: attention.kernel(q, k, v, heads=heads, causal=causal, residual=residual)
 
 
 def project(n, tokens, channels, out_channels, dtype=torch.bfloat16, gated=False, activation=None, rms_norm=None):
@@ -186,6 +187,8 @@ CASES = {
     "attention-L1024-h8-d80-fp16": attend(2, 1024, 8, 80, dtype=torch.float16),
     "attention-L256-h8-d160": attend(2, 256, 8, 160),
     "attention-L100-h3-d8": attend(1, 100, 3, 8),
+    "attention-L256-keys4-h8-d40-residual": attend(2, 256, 8, 40, keys=4, added=True),
+    "attention-L256-keys16-h8-d80-residual-fp32": attend(2, 256, 8, 80, keys=16, dtype=torch.float32, added=True),
     "attention-L1000-h2-d64-fp32": attend(1, 1000, 2, 64, dtype=torch.float32),
     "attention-L256-h1-d256-fp32": attend(1, 256, 1, 256, dtype=torch.float32),
     "linear-N32-C1152-qkv": project(32, 256, 1152, 3456),

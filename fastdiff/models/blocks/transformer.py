@@ -75,7 +75,7 @@ class TextAttention(nn.Module):
         y = attention(q, keys, values, heads=self.heads, bias=bias)
         for image in context.images:  # the decoupled attention of an IP-Adapter; its scale is in the values
             keys, values = image[..., self.columns].chunk(2, dim=-1)
-            y = y + attention(q, keys, values, heads=self.heads)
+            y = attention(q, keys, values, heads=self.heads, residual=y)
         return _out(self.to_out, y)
 
 

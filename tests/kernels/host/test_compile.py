@@ -30,6 +30,7 @@ QUICK = {
     "group_norm-N64-C128-H32-many-pictures",
     "group_norm-N1-C36-H7-gelu-fp16",
     "attention-L100-h3-d8",
+    "attention-L256-keys4-h8-d40-residual",
     "linear-N1-C1-smallest",
     "layer_norm-N1-C1-smallest",
     "denoise-N8-H256",

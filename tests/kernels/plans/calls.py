@@ -98,6 +98,16 @@ def attentions() -> Calls:
         )
 
 
+def attentions_with_a_residual() -> Calls:
+    """Yield attention of many widths of heads to few keys, added to another one's result."""
+    for dtype, width, keys in product((HALF, FULL), (8, 40, 64, 80, 160, 256), (4, 16, 64, 77, 256, 1024, 4096)):
+        q, (k, v) = meta(2, 256, 4 * width, dtype=dtype), meta(2, 2, keys, 4 * width, dtype=dtype)
+        yield (
+            named("attention residual", keys, width, dtype),
+            lambda q=q, k=k, v=v: attention(q, k, v, heads=4, residual=q),
+        )
+
+
 def products() -> Calls:
     """Yield linear layers, alone and with everything that can be fused, from few tokens to many."""
     shapes = ((320, 320), (320, 960), (320, 2560), (512, 1536), (640, 640), (640, 1920), (640, 5120), (768, 24960),
@@ -150,6 +160,7 @@ GROUPS: dict[str, Callable[[], Calls]] = {
     "conv2d": convolutions,
     "conv2d, other": other_convolutions,
     "attention": attentions,
+    "attention, residual": attentions_with_a_residual,
     "products": products,
     "norms": norms,
 }

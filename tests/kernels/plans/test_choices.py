@@ -229,6 +229,24 @@ def test_a_plan_begins_and_ends_with_the_keys_that_were_measured():
             assert (row and row.plan) == (name and f"attention {name}"), (width, keys)
 
 
+@pytest.mark.parametrize("keys", [4, 77, 256, 1024, 8193])
+@pytest.mark.parametrize("width", [32, 40, 64, 80, 160, 256])
+def test_no_plan_adds_a_residual(width, keys):
+    """The generic kernel does, and the library with an addition."""
+    plain, added = (
+        choices.CHOICES.fitting(
+            "attention", SM_90, bits=16, width=width, head_bytes=2 * width, keys=keys, mask="", residual=residual
+        )
+        for residual in (False, True)
+    )
+    assert added == tuple(row for row in plain if not row.plan)
+    tokens = torch.empty(1, keys, width, dtype=torch.bfloat16, device=META)
+    call = attention.parse(tokens, tokens, tokens, heads=1, residual=tokens)
+    assert call.hopper_obstacle() == "no plan"
+    with pytest.raises(NotImplementedError):
+        call.hopper()
+
+
 @pytest.mark.parametrize(
     ("width", "keys", "way"),
     [(96, 255, "kernel"), (96, 256, "library"), (128, 1024, "library"), (136, 1023, "kernel"), (136, 1024, "library")],
