@@ -10,6 +10,7 @@ from typing import Any
 from fastdiff.adapters.names import PEFT_PREFIX, parse
 from fastdiff.arguments import shown
 from fastdiff.checkpoints.single_files import kinds
+from fastdiff.checkpoints.single_files.controlnets import control_file
 from fastdiff.checkpoints.single_files.embeddings import Embedding, read_embedding
 from fastdiff.checkpoints.single_files.facts import embedding_facts, read_facts
 from fastdiff.checkpoints.single_files.reading import SingleFile, checked_header, read_single_file
@@ -89,6 +90,8 @@ def describe(path: str | Path) -> LoraFile | Embedding | SingleFile:
         return _unknown(path, error)
     if found.refusal is not None and found.kind in kinds.ADAPTERS:
         return _lora(found)
+    if found.kind == kinds.A_CONTROLNET:
+        return control_file(path, found.header)
     return read_embedding(path) if found.kind == kinds.EMBEDDING else found
 
 

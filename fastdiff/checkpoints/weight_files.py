@@ -67,7 +67,7 @@ def find(
                 return _shards(folder / index)
         single = folder / weights_name(extension, variant, library)
         if _is_there(single):
-            _check_archive(single)
+            check_archive(single)
             return [WeightFile(single)]
     raise InputError(_no_weights(folder, variant, library, extensions))
 
@@ -193,7 +193,7 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _check_archive(path: Path) -> None:
+def check_archive(path: Path) -> None:
     """Raise InputError for a .bin that unpacks to more than its size. torch.save writes uncompressed zip archives."""
     if path.suffix == ".safetensors" or not zipfile.is_zipfile(path):
         return
@@ -217,7 +217,7 @@ def _shards(index: Path) -> list[WeightFile]:
             raise InputError(f"{index} names the shard {shard!r}; it must be a plain file name, in the same folder")
         if not _is_there(index.parent / shard):
             raise InputError(f"{index} names {shard}, which does not exist; download or save the model again")
-        _check_archive(index.parent / shard)
+        check_archive(index.parent / shard)
     return [WeightFile(index.parent / shard, index, frozenset(shards[shard])) for shard in sorted(shards)]
 
 

@@ -283,15 +283,16 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path} is damaged or not a safetensors file ({reason}); download or save it again") from None
 
 
-def load_pickle(path: Path, remedy: str) -> Any:
+def load_pickle(path: Path, remedy: str, *, is_mapped: bool = False) -> Any:
     """Return what a pickle of tensors holds, on the CPU. None of its code runs.
 
+    is_mapped: whether the tensors are views of the file, not copies. Pickles from before torch 1.6 have no views.
     Raises InputError, which ends with `remedy`, for a damaged file and for one that needs its code.
     """
     try:
         with warnings.catch_warnings():  # torch warns about what raises below
             warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
     except Exception as error:  # a damaged pickle raises almost anything
         raise InputError(
             f"{path} cannot be read without running its code, or is damaged ({type(error).__name__}); {remedy}"
@@ -302,7 +303,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     state = load_pickle(path, "save the model as safetensors")
     if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise InputError(f"{path} does not hold a dictionary of tensors; save the model as safetensors")
-    odd = [str(key) for key, tensor in state.items() if not isinstance(key, str) or not _is_plain(tensor)]
+    odd = [str(key) for key, tensor in state.items() if not isinstance(key, str) or not is_plain(tensor)]
     if odd:
         raise InputError(
             f"{path} holds entries other than named plain tensors: {_some(odd)}; save the model as safetensors"
@@ -310,7 +311,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
     """Return whether `tensor` is dense: not sparse, nested, quantised or on the meta device."""
     is_dense = tensor.layout == torch.strided and not tensor.is_nested
     return is_dense and not (tensor.is_quantized or tensor.is_meta)

@@ -5,7 +5,8 @@ write the U-Net's skip connections themselves: `add_to` adds each in the convolu
 weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 from fastdiff.checkpoints import registry, weights
 from fastdiff.checkpoints.configs.controlnet import ControlNetConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
+from fastdiff.checkpoints.loading import Load
+from fastdiff.checkpoints.single_files.controlnets import control_file, control_place
+from fastdiff.checkpoints.single_files.tensors import OTHER_CONTROLNET, stored_header
 from fastdiff.errors import InputError
 from fastdiff.kernels.conv2d import conv2d
 from fastdiff.models.blocks.conditioning import Conditioning, Given
@@ -88,6 +92,7 @@ class ControlNetModel(TextDenoiser):
         "controlnet_down_blocks.", "controlnet_mid_block.",
     )  # fmt: skip
     part = registry.CONTROLNET
+    other_size = OTHER_CONTROLNET
 
     @takes_options
     def __init__(self, config: ControlNetConfig):
@@ -103,6 +108,17 @@ class ControlNetModel(TextDenoiser):
                 nn.init.zeros_(parameter)
         self.place = object()  # another one whenever the weights have moved, as the graphs of a U-Net read them
         self._finish()
+
+    @classmethod
+    def from_file(
+        cls, path: Path, load: Load, config: Any, changes: Mapping[str, Any], *, ema: bool
+    ) -> "ControlNetModel":
+        """Load a ControlNet from a safetensors file or a pickle, with diffusers' names or the authors'.
+
+        Arguments and errors are as in `from_single_file`.
+        """
+        place = control_place(control_file(path, stored_header(path)), config, ema=ema)
+        return cls.from_folder(place.folder, load, {**place.options, **changes}, place.inside)
 
     @classmethod
     def from_unet(

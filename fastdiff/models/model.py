@@ -84,6 +84,7 @@ class Model(Surface, metaclass=_Building):
 
     whole: ClassVar[tuple[str, ...]] = ()  # name prefixes of the layers that int8 and fp8 do not quantise
     part: ClassVar[ModelPart]  # the place in a pipeline, with class names and config
+    other_size: ClassVar[str] = OTHER_SIZE  # the end of the error for a single file of another size
     classes: ClassVar[dict[str, type["Model"]]] = {}  # the subclasses by name, once their modules are imported
 
     def __init_subclass__(cls) -> None:
@@ -228,7 +229,8 @@ class Model(Surface, metaclass=_Building):
             torch_dtype: the older name of `dtype`.
             device: see `dtype`.
             precision: see `dtype`.
-            kwargs: arguments of diffusers that change nothing, as in `from_pretrained`.
+            kwargs: options that override the config, and arguments of diffusers that change nothing, as in
+                `from_pretrained`.
 
         Raises:
             InputError: for a file that does not hold the model, and for wrong arguments.
@@ -236,11 +238,18 @@ class Model(Surface, metaclass=_Building):
         """
         path = Path(checked_path("pretrained_model_link_or_path_or_dict", pretrained_model_link_or_path_or_dict))
         optional(checked_path, "config", config)
-        check_foreign(kwargs, REFUSED | REFUSED_BY_MODELS)
+        changes, foreign = divided(kwargs, option_names(cls.part.config))
+        check_foreign(foreign, REFUSED | REFUSED_BY_MODELS)
         ema = checked("extract_ema", extract_ema, bool)
-        load = _own_load(device, dtype, torch_dtype, precision)
+        return cls.from_file(path, _own_load(device, dtype, torch_dtype, precision), config, changes, ema=ema)
+
+    @classmethod
+    def from_file(
+        cls: type[AnyModel], path: Path, load: Load, config: Any, changes: Mapping[str, Any], *, ema: bool
+    ) -> AnyModel:
+        """Load a model from a single file. Arguments and errors are as in `from_single_file`."""
         folder, inside = place_of_part(path, cls.part, config, ema=ema)
-        return cls.from_folder(folder, load, inside=inside)
+        return cls.from_folder(folder, load, changes, inside)
 
     @classmethod
     def folders(cls, subfolder: str | None) -> tuple[str, ...]:
@@ -275,12 +284,12 @@ class Model(Surface, metaclass=_Building):
         else:
             source = f"{inside.path}: its {cls.part.name} does not fit {path}"
             stored = read_shapes(inside, options)
-            weight_files.check_shapes(options, stored, source, remedy=OTHER_SIZE)
+            weight_files.check_shapes(options, stored, source, remedy=cls.other_size)
         _prepare_kernels(load.home)
         with on_meta():
             model = cls.from_config(options, source=str(path))
         if inside is not None:
-            check_shapes(stored, weights.diffusers_shapes(model), source)
+            check_shapes(stored, weights.diffusers_shapes(model), source, cls.other_size)
             source = str(inside.path)
         state, in_8_bits = _read(options, folder, load, inside), formats(model, load.precision)
         weights.load_weights(model, state, source=source, dtype=load.dtype, device=load.home, in_8_bits=in_8_bits)

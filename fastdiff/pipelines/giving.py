@@ -115,7 +115,7 @@ def _placed(part: Any, load: Load) -> Any:
     if isinstance(part, tuple):
         return tuple(_placed(each, load) for each in part)
     if isinstance(part, str | Path) and is_single_file(part):
-        return ControlNetModel.from_single_file(part, device=load.home, dtype=load.dtype)
+        return ControlNetModel.from_file(Path(part), _load_of_controlnet(load), None, {}, ema=False)
     if isinstance(part, str | Path):
         return _load_controlnet(load, resolve_part(part, CONTROLNET, variant=load.variant))
     if isinstance(part, Model) and part.device != load.home:
@@ -124,7 +124,11 @@ def _placed(part: Any, load: Load) -> Any:
 
 
 def _load_controlnet(load: Load, folder: Path) -> ControlNetModel:
-    return ControlNetModel.from_folder(folder, load.of_part(CONTROLNET.name, in_8_bits=CONTROLNET.in_8_bits))
+    return ControlNetModel.from_folder(folder, _load_of_controlnet(load))
+
+
+def _load_of_controlnet(load: Load) -> Load:
+    return load.of_part(CONTROLNET.name, in_8_bits=CONTROLNET.in_8_bits)
 
 
 def _with_controlnet(card: ModelCard) -> ModelCard:

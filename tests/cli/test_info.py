@@ -57,6 +57,15 @@ def test_info_names_a_kind_that_cannot_be_loaded_and_refuses_an_unknown_file(her
     refused(here("info", "x.ckpt"), "is a pickle")
 
 
+def test_info_says_what_a_controlnet_is(here, tmp_path):
+    shapes = {"input_hint_block.0.weight": (16, 3, 3, 3), "x.attn2.to_k.weight": (8, 768)}
+    headers.write(tmp_path / "net.safetensors", shapes)
+    lines = here("info", "net.safetensors").stdout.splitlines()
+    for line in ("kind: ControlNet of Stable Diffusion 1", "base model: Stable Diffusion 1", "parts: controlnet (U8)"):
+        assert line in lines
+    assert not [line for line in lines if line.startswith(("cannot be loaded", "prediction"))]
+
+
 def test_info_says_what_a_lora_is(here, tmp_path):
     metadata = {"ss_tag_frequency": "{}"}
     path = headers.write(tmp_path / "lora.safetensors", headers.LORA, metadata)

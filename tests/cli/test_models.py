@@ -73,6 +73,8 @@ def test_the_models_of_a_folder_are_listed_with_what_each_is(here, tmp_path, mon
     shutil.copytree(text_folder("sd1"), mine / "painter")
     headers.write(mine / "sdxl.safetensors", headers.SDXL)
     headers.write(mine / "loras" / "style.safetensors", {"lora_unet_mid_block.lora_up.weight": (2, 2)})
+    net = {"control_model.input_hint_block.0.weight": (16, 3, 3, 3), "control_model.x.attn2.to_k.weight": (8, 1024)}
+    headers.write(mine / "net.safetensors", net)
     (mine / "broken.safetensors").write_bytes(b"1234")
     monkeypatch.setenv("FASTDIFF_MODELS", str(mine))
     by_variable = here("models").stdout
@@ -84,6 +86,7 @@ def test_the_models_of_a_folder_are_listed_with_what_each_is(here, tmp_path, mon
         r"mine/painter +folder +16x16, pndm, draws from prompts",
         r"mine/sdxl\.safetensors +file +checkpoint of Stable Diffusion XL$",
         r"mine/loras/style\.safetensors +file +unusable: LoRA: it has only one of the two matrices of 'mid_block';",
+        r"mine/net\.safetensors +file +ControlNet of Stable Diffusion 2$",
         r"mine/broken\.safetensors +file +unusable: .*truncated",
     ):
         assert re.search(pattern, listed, re.MULTILINE), pattern

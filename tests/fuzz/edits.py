@@ -22,7 +22,7 @@ from fastdiff.checkpoints.json_files import MAX_BYTES
 from fastdiff.requests import png
 from tests.fuzz import pickles, text_edits
 from tests.fuzz.named import controls, embeddings, hostile_files, loras, pictures
-from tests.fuzz.named.controls import controlnet
+from tests.fuzz.named.controls import control_file, controlnet
 from tests.fuzz.named.embeddings import embedding
 from tests.fuzz.named.hostile_files import single
 from tests.fuzz.named.image_prompts import ip_adapters
@@ -38,7 +38,7 @@ PNG_NAME = "from.png"
 STYLES_NAME, STYLES_HEAD = "styles.csv", "name,prompt,negative_prompt"
 # Edits that write a file
 NEW_FILES = ("settings", "chunk", "styles", "write_dropped", "single", "embedding", "lora", "picture", "controlnet")
-NEW_FILES += ("ip_adapter",)
+NEW_FILES += ("ip_adapter", "control_file")
 
 
 def apply(edits: tuple[Edit, ...], folder: Path) -> None:
@@ -229,7 +229,7 @@ def styles(folder: Path, content: str) -> None:
 
 _OF_TEXT = ("option", "no_option", "within", "whole", "shard", "encoded", "vocabulary", "merges")
 _OF_FILES = (strange, swapped, flip, truncate, append, header, tensor, pickled)
-_NEW = (settings, chunk, styles, write_dropped, single, embedding, lora, picture, controlnet, ip_adapter)
+_NEW = (settings, chunk, styles, write_dropped, single, embedding, lora, picture, controlnet, ip_adapter, control_file)
 EDITS: dict[str, Callable[..., None]] = {
     **{name: getattr(text_edits, name) for name in _OF_TEXT},
     **{each.__name__: each for each in (*_OF_FILES, *_NEW)},
@@ -252,6 +252,8 @@ def must_be_refused(edit: Edit) -> bool:
         return pictures.must_be_refused(*words)
     if name == "controlnet":
         return controls.must_be_refused(*words)
+    if name == "control_file":
+        return controls.file_must_be_refused(*words)
     if name == "single":
         return words[0] in hostile_files.REFUSED
     return (name == "pickled" and words[1] not in pickles.HARMLESS) or name == "shard"

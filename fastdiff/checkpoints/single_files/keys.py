@@ -9,8 +9,16 @@ from typing import Any, NamedTuple
 
 from fastdiff.checkpoints.configs.autoencoder import AutoencoderKLConfig
 from fastdiff.checkpoints.configs.clip import CLIPTextConfig, CLIPTextConfigWithProjection
+from fastdiff.checkpoints.configs.controlnet import ControlNetConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
-from fastdiff.checkpoints.single_files.kinds import CLIP, LDM_UNET, LDM_VAE, OPEN_CLIP
+from fastdiff.checkpoints.single_files.kinds import (
+    CLIP,
+    CONTROLNET_OF_DIFFUSERS,
+    LDM_CONTROLNET,
+    LDM_UNET,
+    LDM_VAE,
+    OPEN_CLIP,
+)
 from fastdiff.checkpoints.weight_files import InFile, Shapes
 from fastdiff.errors import InputError
 
@@ -67,6 +75,8 @@ _UNET = {
 }
 _UNET_BLOCK = re.compile(r"(input|output)_blocks\.(\d{1,3})\.(\d)\.(.+)")
 _FLAT_BLOCK = re.compile(r"^(input|output)_blocks_(\d{1,3})_(\d)_")
+_ZERO_CONVOLUTION = re.compile(r"(?:zero_convs\.(\d{1,3})|middle_block_out)\.0\.(.+)")
+_HINT = re.compile(r"input_hint_block\.(\d{1,3})\.(.+)")
 _VAE_BLOCK = re.compile(r"(encoder|decoder)\.(?:down|up)\.(\d{1,3})\.(?:block\.(\d{1,3})|downsample|upsample)\.(.+)")
 _VAE_MIDDLE = re.compile(r"(encoder|decoder)\.mid\.(block|attn)_(\d)\.(.+)")
 _VAE_ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
@@ -113,6 +123,21 @@ def _of_unet(key: str, config: Any) -> list[Named]:
     if slot == "0":
         return [(f"{block}.resnets.{place}.{_renamed(rest, _RESNET)}", Source(key))]
     return [(f"{block}.attentions.{place}.{rest}", Source(key))]
+
+
+def _of_controlnet(key: str, config: Any) -> list[Named]:
+    if match := _ZERO_CONVOLUTION.fullmatch(key):
+        name = "controlnet_mid_block" if match[1] is None else f"controlnet_down_blocks.{match[1]}"
+        return [(f"{name}.{match[2]}", Source(key))]
+    if match := _HINT.fullmatch(key):  # convolutions at even places, and activations between them
+        place, last = int(match[1]) // 2, 2 * len(config.conditioning_embedding_out_channels) - 1
+        name = {0: "conv_in", last: "conv_out"}.get(place, f"blocks.{place - 1}")
+        return [(f"controlnet_cond_embedding.{name}.{match[2]}", Source(key))]
+    return _of_unet(key, config)
+
+
+def _as_named(key: str, config: Any) -> list[Named]:
+    return [(key, Source(key))]
 
 
 def flat_module(name: str, config: UNet2DConditionConfig) -> str:
@@ -193,6 +218,8 @@ LAYOUTS: dict[str, tuple[type, Callable[[str, Any], list[Named]]]] = {
     LDM_VAE: (AutoencoderKLConfig, _of_vae),
     CLIP: (CLIPTextConfig, _of_clip),
     OPEN_CLIP: (CLIPTextConfig, _of_open_clip),
+    LDM_CONTROLNET: (ControlNetConfig, _of_controlnet),
+    CONTROLNET_OF_DIFFUSERS: (ControlNetConfig, _as_named),
 }
 
 

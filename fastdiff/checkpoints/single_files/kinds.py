@@ -16,6 +16,7 @@ BASES = (SD1, SD2, SDXL)
 
 # Layouts of keys
 LDM_UNET, LDM_VAE, CLIP, OPEN_CLIP = "LDM's U-Net", "LDM's VAE", "CLIP", "OpenCLIP"
+LDM_CONTROLNET, CONTROLNET_OF_DIFFUSERS = "LDM's ControlNet", "diffusers' ControlNet"
 
 
 class Mark(NamedTuple):
@@ -67,6 +68,8 @@ INPAINTING = 2 * LATENTS + 1  # channels: latents, a mask, and the latents of th
 EMBEDDING = "a textual inversion"
 CHANGES = "changes a model and is none itself"
 AS_LORA = f"{CHANGES} (--lora takes it)"
+AS_CONTROL = f"{CHANGES} (--control takes it)"
+A_CONTROLNET = "a ControlNet"
 OTHER = "fastdiff does not run it yet"
 HOLDS = "give a checkpoint of Stable Diffusion 1, 2 or XL"
 
@@ -85,7 +88,7 @@ REFUSED = (
     Refused("a LyCORIS (LoHa, LoKr or OFT)", r"\.(?:hada_w[12]|lokr_w[12]|oft_(?:blocks|diag))", AS_LORA),
     Refused("a LoRA", r"(?:^|[._])lora_(?:up|down|A|B|te\d?|unet)[._]|[._]lora\.", AS_LORA),
     Refused(EMBEDDING, r"^(?:emb_params|string_to_param|clip_[lg])$", CHANGES),
-    Refused("a ControlNet", r"^control_model\.|input_hint_block\.|controlnet_", CHANGES, alone=False),
+    Refused(A_CONTROLNET, r"^control_model\.|input_hint_block\.|controlnet_", AS_CONTROL, alone=False),
     Refused("an IP-Adapter", r"^ip_adapter\.|^image_proj\.", CHANGES),
     Refused("a T2I-Adapter", r"^adapter\.|^body\.\d+\.(?:block|in_conv|resnets)", CHANGES),
     Refused("a motion module of AnimateDiff", r"motion_modules\.", CHANGES, alone=False),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastdiff.arguments import shown
-from fastdiff.checkpoints.registry import TEXT_ENCODER, TEXT_ENCODER_2, UNET_CONDITION, VAE
+from fastdiff.checkpoints.registry import CONTROLNET, TEXT_ENCODER, TEXT_ENCODER_2, UNET_CONDITION, VAE
 from fastdiff.checkpoints.single_files import kinds
 from fastdiff.checkpoints.single_files.kinds import ANY_REFUSED, BASES, MARKS, REFUSED, Mark
 from fastdiff.checkpoints.weight_files import Header, InFile, StoredTensor, read_header
@@ -33,7 +33,7 @@ _PICKLED = (
 _EMA = "model_ema."
 _PART_NAMES = {UNET_CONDITION.name: "U-Net", VAE.name: "VAE", TEXT_ENCODER.name: "text encoder"}
 _ENCODER_NAMES = (TEXT_ENCODER.name, TEXT_ENCODER_2.name)
-_PART_NAMES |= {TEXT_ENCODER_2.name: "second text encoder"}
+_PART_NAMES |= {TEXT_ENCODER_2.name: "second text encoder", CONTROLNET.name: "ControlNet"}
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,11 @@ def is_single_file(name: str | Path) -> bool:
 def read_single_file(path: str | Path) -> SingleFile:
     """Read the header of a file and recognise it. Raises InputError if it is no safetensors file, or is unknown."""
     path = Path(path)
-    header = checked_header(path)
+    return recognised(path, checked_header(path))
+
+
+def recognised(path: Path, header: Header) -> SingleFile:
+    """Return what a file with this header is. Raises InputError if it is unknown."""
     refused = _refused_kind(header.tensors)
     found = _marks(header.tensors)
     parts = {mark.part: InFile(path, mark.layout, mark.prefix) for mark in found.values()}
@@ -177,6 +181,15 @@ def checked_header(path: Path, pickled: str = _PICKLED) -> Header:
 
 def _check_format(path: Path, pickled: str) -> None:
     """Raise InputError for a file that does not exist, and for a format other than safetensors."""
+    if is_pickle(path):
+        raise InputError(f"{path} is a pickle, and loading a pickle can run code that is hidden in it; {pickled}")
+
+
+def is_pickle(path: Path) -> bool:
+    """Return whether a file of weights is a pickle, else it is a safetensors file.
+
+    Raises InputError for a file that does not exist, and for another format.
+    """
     start = b""
     try:
         is_regular = stat.S_ISREG(os.stat(path).st_mode)
@@ -190,12 +203,13 @@ def _check_format(path: Path, pickled: str) -> None:
     if not is_regular:
         raise InputError(f"{path} is not a regular file; give a safetensors file")
     if start[8:9] == b"{":  # a safetensors header, whose length before it may be any 8 bytes
-        return
+        return False
     what = next((what for first, what in kinds.STARTS.items() if start.startswith(first)), None)
     if what == "a pickle" or (what is None and path.suffix.lower() in kinds.PICKLES):
-        raise InputError(f"{path} is a pickle, and loading a pickle can run code that is hidden in it; {pickled}")
+        return True
     if what is not None:
         raise InputError(f"{path} is {what}; download the model as a safetensors file")
+    return False
 
 
 def _check_extents(path: Path, header: Header) -> None:
@@ -262,17 +276,21 @@ def _channels(found: Mapping[str, Mark], tensors: Mapping[str, StoredTensor]) ->
     return None if unet is None else next(iter(tensors[f"{unet.prefix}{unet.key}"].shape[1:2]), 0)
 
 
-def _context(unet: Mark, tensors: Mapping[str, StoredTensor]) -> int | None:
-    """Return the width of the text that a U-Net reads."""
-    end = ".attn2.to_k.weight"
-    widths = (each.shape[-1:] for key, each in tensors.items() if key.startswith(unet.prefix) and key.endswith(end))
-    return next((width for (width,) in widths), None)
+def text_width(prefix: str, tensors: Mapping[str, StoredTensor]) -> int | None:
+    """Return the width of the text that a U-Net reads, or a ControlNet. None if it reads none."""
+    return _width(prefix, ".attn2.to_k.weight", tensors)
+
+
+def _width(prefix: str, end: str, tensors: Mapping[str, StoredTensor]) -> int | None:
+    """Return the last size of the first tensor whose key begins and ends so. A malformed scalar has none."""
+    shapes = (each.shape for key, each in tensors.items() if key.startswith(prefix) and key.endswith(end))
+    return next((shape[-1] for shape in shapes if shape), None)
 
 
 def _unets_base(found: Mapping[str, Mark], tensors: Mapping[str, StoredTensor]) -> str | None:
     """Return the base model that a U-Net of a known width belongs to."""
     unet = _unet(found)
-    return None if unet is None else kinds.BY_CONTEXT.get(_context(unet, tensors) or 0)
+    return None if unet is None else kinds.BY_CONTEXT.get(text_width(unet.prefix, tensors) or 0)
 
 
 def _other_task(found: Mapping[str, Mark], tensors: Mapping[str, StoredTensor]) -> str | None:
@@ -300,9 +318,7 @@ def _named_by_width(parts: Mapping[str, InFile], tensors: Mapping[str, StoredTen
 
 
 def _encoder_width(encoder: InFile, tensors: Mapping[str, StoredTensor]) -> int | None:
-    ends = ("token_embedding.weight",)
-    shapes = (each.shape for key, each in tensors.items() if key.startswith(encoder.prefix) and key.endswith(ends))
-    return next((shape[-1] for shape in shapes if shape), None)
+    return _width(encoder.prefix, "token_embedding.weight", tensors)
 
 
 def _named(found: SingleFile) -> SingleFile:

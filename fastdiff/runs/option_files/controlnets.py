@@ -9,7 +9,8 @@ from fastdiff.checkpoints import hub, weight_files
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_hash import begin_sha256
 from fastdiff.checkpoints.registry import CONTROLNET
-from fastdiff.checkpoints.single_files.reading import is_single_file
+from fastdiff.checkpoints.single_files.controlnets import control_file, control_place
+from fastdiff.checkpoints.single_files.reading import checked_header, is_pickle, is_single_file
 from fastdiff.errors import InputError
 from fastdiff.refused import REFUSED_CLASSES
 from fastdiff.requests.png import Recorded
@@ -30,6 +31,8 @@ def find_controlnet(name: str, variant: str | None = None) -> Path:
     if is_single_file(name):
         if not os.path.isfile(name):
             raise InputError(f"{named} does not exist; give a file or a folder")
+        if not is_pickle(Path(name)):  # torch reads pickles
+            control_place(control_file(Path(name), checked_header(Path(name))))
         return Path(name)
     bundled = hub.bundled_controlnets()
     if not (os.path.isdir(name) or hub.is_hub_id(name) or name in bundled):

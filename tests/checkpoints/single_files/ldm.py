@@ -64,6 +64,25 @@ def ldm_unet(unet: nn.Module) -> State:
     return state
 
 
+def ldm_controlnet(net: nn.Module) -> State:
+    """Return a ControlNet's weights by LDM's names."""
+    layers, state = net.config.layers_per_block, {}
+    last = len(net.controlnet_cond_embedding.blocks) + 1
+    places = {"controlnet_cond_embedding.conv_in": 0, "controlnet_cond_embedding.conv_out": last}
+    for key, tensor in net.state_dict().items():
+        stem, end = key.rsplit(".", 1)
+        if stem.startswith("controlnet_cond_embedding."):
+            place = places[stem] if stem in places else int(stem.rsplit(".", 1)[1]) + 1
+            state[f"input_hint_block.{2 * place}.{end}"] = tensor
+        elif stem.startswith("controlnet_down_blocks."):
+            state[f"zero_convs.{stem.rsplit('.', 1)[1]}.0.{end}"] = tensor
+        elif stem == "controlnet_mid_block":
+            state[f"middle_block_out.0.{end}"] = tensor
+        else:
+            state[_unet_name(key, layers, net)] = tensor
+    return state
+
+
 def _unet_name(key: str, layers: int, unet: nn.Module) -> str:
     for ours, theirs in TOPS.items():
         if key.startswith(f"{ours}."):

@@ -51,6 +51,7 @@ def bare(shapes):
         (unet(768), "U-Net of Stable Diffusion 1", "unet"),
         (bare(unet(2048)), "U-Net of Stable Diffusion XL", "unet"),
         (unet(64), "U-Net of an unknown size", "unet"),
+        (unet(768) | {headers.CONTEXT: ()}, "U-Net of an unknown size", "unet"),
         (VAE, "VAE of Stable Diffusion 1, Stable Diffusion 2 or XL", "vae"),
         (bare(VAE), "VAE of Stable Diffusion 1, Stable Diffusion 2 or XL", "vae"),
         ({"text_model.embeddings.token_embedding.weight": (8, 768)}, "text encoder CLIP ViT-L", "text_encoder"),

@@ -86,7 +86,9 @@ def test_a_unet_alone_and_a_vae_alone_equal_diffusers(kind, saved, tmp_path):
         theirs = kind_of.from_single_file(str(path), config=str(folder), subfolder=name, local_files_only=True)
         assert_same(getattr(fastdiff, kind_of.__name__).from_single_file(path, config=folder), theirs)
     bare = ldm.save(unet, tmp_path / "bare.safetensors")
-    assert_same(fastdiff.UNet2DConditionModel.from_single_file(bare, config=folder / "unet"), pipe.unet)
+    ours = fastdiff.UNet2DConditionModel.from_single_file(bare, config=folder / "unet", sample_size=24)
+    assert_same(ours, pipe.unet)
+    assert ours.config.sample_size == 24
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -241,7 +241,7 @@ def _adapters(folder: Path, options: dict[str, Any]) -> list[str]:
 @guarded
 def _control(folder: Path, options: dict[str, Any]) -> list[str]:
     """Draw with the ControlNet beside a model. A sound call afterwards has the bits of one before."""
-    net = options.pop("controlnet", folder / controls.NAME)
+    net = options.pop("controlnet") if "controlnet" in options else controls.given(folder)
     pipe = fastdiff.Pipeline.from_pretrained(folder, controlnet=net, device="cpu")
     sound: dict[str, Any] = {"image": Image.new("RGB", (16, 16), (200, 10, 60)), "height": 16, "width": 16}
     sound = sound if pipe.controlnet is not None else {}

@@ -1,6 +1,8 @@
 """ControlNets, sound and hostile, next to a model's files, and the arguments of calls with them."""
 
+import io
 import json
+import pickle
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
+import fastdiff
+from tests.checkpoints.single_files import ldm
 from tests.fuzz.values import JSON, OBJECTS, PLAIN
 from tests.support.text_pipelines import tiny_controlnet
 
@@ -18,6 +22,8 @@ NAME = "controls"
 FILES = (f"{NAME}/config.json", f"{NAME}/diffusion_pytorch_model.safetensors")
 ARGUMENTS = ("control_image", "image", "controlnet_conditioning_scale", "guess_mode", "controlnet")
 ARGUMENTS += ("control_guidance_start", "control_guidance_end")
+FILE = f"{NAME}.pth"  # a single file; its content tells whether it is a pickle
+HINT = "control_model.input_hint_block.0.weight"
 Saved = tuple[dict[str, Any], dict[str, Tensor]]  # a config and weights
 
 
@@ -75,6 +81,85 @@ def must_be_refused(form: str) -> bool:
     return form in REFUSED
 
 
+def control_file(folder: Path, form: str) -> None:
+    """Write a ControlNet as a single file. The folder of a sound one has its config."""
+    (folder / FILE).write_bytes(CONTENTS[form]())
+
+
+def file_must_be_refused(form: str) -> bool:
+    """Return whether drawing with the ControlNet of a single file must fail."""
+    return form in REFUSED_FILES
+
+
+def given(folder: Path) -> Any:
+    """Return the ControlNet beside a model: a single file's, or a folder."""
+    if (folder / FILE).exists():
+        return fastdiff.ControlNetModel.from_single_file(folder / FILE, config=folder / NAME)
+    return folder / NAME
+
+
+@cache
+def _by_the_authors_names() -> dict[str, Tensor]:
+    state = ldm.prefixed("control_model.", ldm.ldm_controlnet(tiny_controlnet("sd1")))
+    return {key: tensor.detach().clone() for key, tensor in state.items()}
+
+
+def _file(**changes: Any) -> Callable[[], bytes]:
+    """Return a maker of the sound safetensors file with changed tensors; None leaves one out."""
+    return lambda: save(
+        {key: each for key, each in (_by_the_authors_names() | changes).items() if isinstance(each, Tensor)}
+    )
+
+
+def _pickled(made: Callable[[dict[str, Tensor]], Any]) -> Callable[[], bytes]:
+    def content() -> bytes:
+        file = io.BytesIO()
+        torch.save(made(_by_the_authors_names()), file)
+        return file.getvalue()
+
+    return content
+
+
+class _Code:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("ran",)
+
+
+CONTENTS: dict[str, Callable[[], bytes]] = {
+    "sound": _file(),
+    "bare": lambda: save({key.removeprefix("control_model."): each for key, each in _by_the_authors_names().items()}),
+    "names of diffusers": lambda: save(_sound()[1]),
+    "beside a U-Net": _file(**{"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(8, 4, 3, 3)}),
+    "pickle": _pickled(dict),
+    "of training": _pickled(lambda state: {"state_dict": state | {"steps": 3}, "epoch": 4}),
+    "missing": _file(**{"control_model.zero_convs.0.0.bias": None}),
+    "no hint": _file(**{HINT: None}),
+    "scalar": _file(**{HINT: torch.zeros(())}),
+    "NaN": _file(**{HINT: torch.full((6, 3, 3, 3), torch.nan)}),
+    "far places": _file(**{f"control_model.{stem}999.0.weight": torch.zeros(1) for stem in ("zero_convs.", "input_")}),
+    "a far hint": _file(**{"control_model.input_hint_block.999.weight": torch.zeros(1)}),
+    "a long place": _file(**{f"control_model.input_hint_block.{'9' * 5000}.weight": torch.zeros(1)}),
+    "control characters": _file(**{"control_model.\x1b[31m\n\r": torch.zeros(1)}),
+    "union": _file(task_embedding=torch.zeros(2, 2)),
+    "a U-Net": lambda: save({"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(8, 4, 3, 3)}),
+    "a LoRA": lambda: save({"lora_unet_mid_block.lora_up.weight": torch.zeros(2, 2)}),
+    "empty": lambda: save({}),
+    "cut": lambda: save(_by_the_authors_names())[:-9],
+    "a pickle of code": lambda: pickle.dumps(_Code()),
+    "a pickle of a list": _pickled(list),
+    "a pickle without tensors": _pickled(lambda state: {"state_dict": {"a": 1}}),
+    "a pickle that holds itself": _pickled(lambda state: _endless()),
+    "a cut pickle": lambda: _pickled(dict)()[:999],
+}
+REFUSED_FILES = tuple(CONTENTS)[list(CONTENTS).index("missing") :]
+
+
+def _endless() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    found["state_dict"] = found
+    return found
+
+
 @st.composite
 def loaded(draw: st.DrawFn, headers: Sequence[str]) -> tuple[Any, ...]:
     """Return the edits, the door, what to call, and the arguments of a case.
@@ -83,6 +168,8 @@ def loaded(draw: st.DrawFn, headers: Sequence[str]) -> tuple[Any, ...]:
     """
     sound = [form for form in FORMS if form not in REFUSED]
     edits: list[tuple[str, ...]] = [("controlnet", draw(st.sampled_from([*sound, *sound, *FORMS])))]
+    if draw(st.integers(0, 3)) == 3:
+        edits = [("controlnet", "sound"), ("control_file", draw(st.sampled_from(["sound", "pickle", *CONTENTS])))]
     place, value = st.integers(0, 1000).map(str), st.sampled_from(PLAIN) | st.sampled_from(sorted(JSON))
     damage = st.one_of(
         st.tuples(st.just("flip"), st.sampled_from(FILES), place, st.integers(0, 7).map(str)),

@@ -72,12 +72,13 @@ def test_every_form_of_a_controlnet(text_folder, tmp_path):
         return pipe("a cat", image=CONTROL, **STEPS).images
 
     expected = draw(net)
-    for form in (ours, [ours], tmp_path, str(tmp_path), [tmp_path]):
+    file = tmp_path / "diffusion_pytorch_model.safetensors"  # with its config beside it
+    for form in (ours, [ours], tmp_path, str(tmp_path), [tmp_path], file, [str(file)]):
         assert torch.equal(draw(form), expected)
     several = diffusers.MultiControlNetModel([net, tiny_controlnet("sd1", 5)])
     pipe = Pipeline.from_pretrained(folder, controlnet=several, device="cpu")
     assert isinstance(pipe.controlnet, tuple) and len(pipe.components["controlnet"]) == 2
-    mixed = Pipeline.from_pretrained(folder, controlnet=[tmp_path, ours], device="cpu").controlnet
+    mixed = Pipeline.from_pretrained(folder, controlnet=[file, ours], device="cpu").controlnet
     assert all(isinstance(each, ControlNetModel) for each in mixed) and mixed[1] is ours
 
 

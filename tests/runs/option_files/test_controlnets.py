@@ -5,12 +5,15 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from fastdiff import Pipeline
+from fastdiff import InputError, Pipeline
 from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.requests import png
+from fastdiff.runs.option_files.controlnets import find_controlnet
+from tests.checkpoints.single_files import headers
 from tests.support.text_pipelines import tiny_controlnet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -71,6 +74,28 @@ def test_a_control_picture_draws_the_librarys_picture_and_the_png_says_it(here, 
     assert sample(*STEPS, "-o", "plain.png") == 0
     assert not [name for name in png.read_settings("plain.png") if name.startswith(("control", "guess"))]
     assert "ControlNet" not in png.read_text("plain.png")["parameters"]
+
+
+def test_a_file_draws_what_its_folder_draws(here, sample, pixels, capsys):
+    assert sample(*ONE, "-o", "first.png") == 0
+    torch.save(load_file("net/diffusion_pytorch_model.safetensors"), "net/net.pth")
+    for name in ("net/diffusion_pytorch_model.safetensors", "net/net.pth"):
+        assert sample(*ONE[2:], "--control", name, "-o", "of-a-file.png", "--overwrite") == 0
+        record = png.read_settings("of-a-file.png")
+        assert (record["control"], record["control_hashes"]) == ([name], [file_hash(here / name)])
+        assert pixels("of-a-file.png") == pixels("first.png")
+    headers.write(here / "lora.safetensors", headers.LORA)
+    headers.write(here / "net.safetensors", {"input_hint_block.0.weight": (2, 2)})
+    capsys.readouterr()
+    for name, message in (
+        ("lora.safetensors", "is a LoRA, not a ControlNet"),
+        ("net.safetensors", "is a ControlNet of an unknown size; give the folder of its config as config to Contr"),
+    ):
+        assert sample(*ONE[2:], "--control", name, "-o", "none.png") == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and message in err
+        with pytest.raises(InputError, match=message):  # before a model is loaded
+            find_controlnet(name)
 
 
 def test_several_and_a_picture_to_start_from(here, sample, text_folder, pixels):
