@@ -78,7 +78,9 @@ def work(plan: Plan, folder: Folder, options: LaunchOptions, say: Callable[[str]
     files = begin_files_hash(plan.run.card, plan.run.request.variant, files_of(plan.run.request))
     count = int(os.environ["LOCAL_WORLD_SIZE"])
     device = _own_device(options.device)
-    pipe = load_pipeline(plan.run.card, plan.run.request, str(device), offload=options.offload)
+    pipe = load_pipeline(
+        plan.run.card, plan.run.request, str(device), offload=options.offload, names_loras=plan.run.names_loras
+    )
     for line in find_device_notices(device) if os.environ.get("RANK") == "0" else ():
         say(line)
     fingerprint = take_fingerprint(pipe, files.result())

@@ -31,7 +31,7 @@ from fastdiff.schema import checked
 BUNDLED = Path(__file__).parents[1] / "bundled"
 LORA_NAME = "pytorch_lora_weights.safetensors"  # as diffusers saves a LoRA
 
-_CACHED = "models--"  # prefix of a model's folder in huggingface_hub's cache
+CACHED = "models--"  # prefix of a model's folder in huggingface_hub's cache
 _CONFIGS = ("model_index.json", "config.json")  # of a pipeline, of a single model
 _TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"),
@@ -207,14 +207,14 @@ def cached_models() -> dict[str, Path]:
     from huggingface_hub import constants
 
     found = {}
-    for repo in sorted(Path(constants.HF_HUB_CACHE).glob(f"{_CACHED}*")):  # scan_cache_dir stops at unreadable folders
+    for repo in sorted(Path(constants.HF_HUB_CACHE).glob(f"{CACHED}*")):  # scan_cache_dir stops at unreadable folders
         try:
             folder = _newest_snapshot(repo)
             is_listed = folder is not None and (_is_supported(folder) or _is_broken(folder))
         except OSError:
             folder, is_listed = repo, True
         if folder is not None and is_listed:
-            found[repo.name.removeprefix(_CACHED).replace("--", "/")] = folder
+            found[repo.name.removeprefix(CACHED).replace("--", "/")] = folder
     return found
 
 

@@ -136,7 +136,8 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     def load() -> tuple[Run, "Pipeline"]:
         from fastdiff.pipelines import load_pipeline  # imports torch
 
-        pipe = load_pipeline(run.card, run.request, args.device, offload=args.offload)
+        options = {"offload": args.offload, "names_loras": run.names_loras}
+        pipe = load_pipeline(run.card, run.request, args.device, **options)
         is_open = args.batch_size is None and pipe.device.type == "cpu"
         return (replace(run, batch_size=BATCH_ON_CPU) if is_open else run), pipe
 

@@ -20,8 +20,8 @@ from fastdiff.checkpoints import hub, weights
 from fastdiff.errors import InputError
 from fastdiff.models.model import Model
 from fastdiff.pipelines.base import Pipeline
+from fastdiff.requests.syntax import Tag
 from fastdiff.schema import checked
-from fastdiff.text.weighted.loras import Tag
 
 AnyStep = TypeVar("AnyStep")
 

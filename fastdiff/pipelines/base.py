@@ -28,7 +28,7 @@ from fastdiff.pipelines.folders import FromFolder
 from fastdiff.pipelines.giving import NOTHING, Given
 from fastdiff.pipelines.signatures import CALLS, by_name
 from fastdiff.requests.defaults import LIBRARY, ModelFacts, Sampling, SamplingOptions, complete_sampling
-from fastdiff.requests.file_option import FileOption, weight_of
+from fastdiff.requests.file_option import FileOption, lora_names, weight_of
 from fastdiff.requests.request import Request
 from fastdiff.samplers.shared.noise import Noise, check_generators
 from fastdiff.samplers.shared.schedule import Begin, Schedule
@@ -294,9 +294,13 @@ class Pipeline(FromFolder):
         return schedule.to(self.device)
 
 
-def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bool = False) -> Pipeline:
+def load_pipeline(
+    card: ModelCard, request: Request, device: str, *, offload: bool = False, names_loras: bool = False
+) -> Pipeline:
     """Load the pipeline of a model folder as a request asks: its scheduler, dtype, variant, precision, ControlNets,
     embeddings and LoRAs.
+
+    names_loras: whether prompts name LoRAs. If so, the LoRAs are adapters with the names of `lora_names`.
 
     Raises as `Pipeline.from_card`, `load_textual_inversion` and `load_lora_weights`.
     """
@@ -314,15 +318,21 @@ def load_pipeline(card: ModelCard, request: Request, device: str, *, offload: bo
         file, token = FileOption.parse(text)
         pipe.load_textual_inversion(file, token=token)
     if request.lora:
-        _fuse_loras(pipe, [FileOption.parse(text) for text in request.lora])
+        _load_loras(pipe, [FileOption.parse(text) for text in request.lora])
+        if not names_loras:
+            _fuse_loras(pipe)
     return pipe
 
 
-def _fuse_loras(pipe: Any, options: Sequence[FileOption]) -> None:
-    """Make LoRAs a part of a pipeline's weights, so that no copy of the weights without them takes memory."""
-    names = [f"{i}" for i in range(len(options))]
+def _load_loras(pipe: Any, options: Sequence[FileOption]) -> None:
+    """Make these LoRAs the active adapters, in this order."""
+    names = lora_names(options)
     for name, option in zip(names, options, strict=True):
         pipe.load_lora_weights(option.path, adapter_name=name)
     pipe.set_adapters(names, [weight_of(option) for option in options])
+
+
+def _fuse_loras(pipe: Any) -> None:
+    """Make the adapters a part of a pipeline's weights, so that no copy of the weights without them takes memory."""
     pipe.fuse_lora([*pipe.get_list_adapters()])
     pipe.unload_lora_weights()

@@ -18,10 +18,9 @@ from fastdiff.execution.tensors import FLOATS, tensor
 from fastdiff.kinds import MAX_LAYERS, MAX_PICTURES
 from fastdiff.pipelines.encoding import TextEncoders, Weighting
 from fastdiff.pipelines.remembering import Encoded
-from fastdiff.requests.syntax import Emphasis, PromptSyntax
+from fastdiff.requests.syntax import Emphasis, PromptSyntax, Tag, split_all
 from fastdiff.schema import Wanted, checked, whole
 from fastdiff.text.weighted.checking import check_weighted
-from fastdiff.text.weighted.loras import Tag, split_all
 from fastdiff.text.weighted.schedule import parse_schedule
 
 Texts = str | Sequence[str] | None
@@ -199,8 +198,10 @@ class Prompts:
         return found
 
     def _check_syntax(self) -> None:
-        for text in (*self._texts, *self._second):
+        for text in self._texts:
             check_weighted(text)
+        for text in self._second:
+            check_weighted(text, "prompt_2")
         for text in (*self._negative, *self._second_negative):
             check_weighted(text, "negative_prompt")
 

@@ -10,7 +10,7 @@ import re
 import stat
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,8 +19,9 @@ from typing import Any, BinaryIO, TypeVar
 from fastdiff.arguments import shown
 from fastdiff.checkpoints.json_files import parse_json
 from fastdiff.errors import InputError
-from fastdiff.requests.file_option import FileOption
+from fastdiff.requests.file_option import FileOption, lora_names
 from fastdiff.requests.record import check_types
+from fastdiff.requests.syntax import Tag, tags_in
 from fastdiff.sampler_names import A1111_NAMES
 
 T = TypeVar("T")
@@ -123,7 +124,8 @@ def _prompt(record: dict[str, Any]) -> str:
     """Return the prompt or the label, or all of them for a grid."""
     if record.get("prompt") is not None:
         prompts = record["prompt"] if isinstance(record["prompt"], list) else [record["prompt"]]
-        return _harmless("\n".join(prompts) + _lora_tags(record.get("lora") or ()))
+        named = {tag.name for prompt in prompts for tag in _tags(prompt, record.get("prompt_syntax"))}
+        return _harmless("\n".join(prompts) + _lora_tags(record.get("lora") or (), named))
     labels = record.get("label")
     labels = labels if isinstance(labels, list) else [labels]
     names = (f"class {label}" if isinstance(label, int) else label for label in labels if label is not None)
@@ -209,10 +211,19 @@ def _loras(names: Sequence[str], digits: Sequence[str]) -> str | None:
     return json.dumps(_harmless(listed)) if listed else None
 
 
-def _lora_tags(names: Sequence[str]) -> str:
-    """Return the LoRAs as A1111 writes them into a prompt: " <lora:style:0.8>"."""
-    options = map(FileOption.parse, names)
-    return "".join(f" <lora:{_model(option.path)}:{option.value or 1}>" for option in options)
+def _tags(prompt: str, prompt_syntax: str | None) -> tuple[Tag, ...]:
+    """Return the LoRA tags of a recorded prompt, or none if they are damaged."""
+    try:
+        return tags_in(prompt, prompt_syntax)
+    except InputError:
+        return ()
+
+
+def _lora_tags(texts: Sequence[str], named: Collection[str]) -> str:
+    """Return the LoRAs that the prompt has not `named`, as A1111 writes them into it: " <lora:style:0.8>"."""
+    options = [FileOption.parse(text) for text in texts]
+    others = [option for option, name in zip(options, lora_names(options), strict=True) if name not in named]
+    return "".join(f" <lora:{_model(option.path)}:{option.value or 1}>" for option in others)
 
 
 def _model(name: str) -> str:

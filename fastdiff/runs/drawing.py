@@ -16,11 +16,14 @@ from fastdiff.checkpoints.model_hash import begin_hash, begin_sha256
 from fastdiff.checkpoints.single_files.cards import FileOptions, find_card
 from fastdiff.requests.completion import Cell, complete, enlarged
 from fastdiff.requests.defaults import Defaults
+from fastdiff.requests.file_option import FileOption, lora_names
 from fastdiff.requests.input_picture import InputPicture, Start
 from fastdiff.requests.request import PROMPT_SETTINGS, UPSCALE_SETTINGS, Request
+from fastdiff.requests.syntax import tags_in
 from fastdiff.runs.option_files.controlnets import CONTROL_HASHES, weights_of_controlnets
+from fastdiff.runs.option_files.embeddings import tokenizers_of
 from fastdiff.runs.option_files.kinds import KINDS
-from fastdiff.text.weighted.checking import check_all
+from fastdiff.text.weighted.checking import LONG, check_all
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -57,10 +60,18 @@ class Run:
         """Return the run itself. Raises InputError for a weighted prompt that cannot be read."""
         request = self.request
         if request.prompt_syntax == "weighted":
-            steps = request.num_inference_steps or 1
-            check_all([cell.prompt or "" for cell in self.cells], "prompt", steps)
-            check_all([request.negative_prompt or ""], "negative-prompt", steps)
+            steps, loras = request.num_inference_steps or 1, lora_names([*map(FileOption.parse, request.lora)])
+            prompts, negative = [cell.prompt or "" for cell in self.cells], request.negative_prompt or ""
+            some_are_long = any(len(text) >= LONG for text in (*prompts, negative))
+            tokenizers = tokenizers_of(request, self.card) if some_are_long or request.embedding else []
+            check_all(prompts, "prompt", steps, loras, tokenizers)
+            check_all([negative], "negative-prompt", steps, None, tokenizers)
         return self
+
+    @property
+    def names_loras(self) -> bool:
+        """Whether a prompt names a LoRA, so that pictures have LoRAs with other weights."""
+        return any(tags_in(cell.prompt, self.request.prompt_syntax) for cell in self.cells)
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -172,7 +183,7 @@ def draw(run: Run, pipe: "Streams", records: Records | None = None, *, wait: boo
     records, start = records or Records(run, pipe), time.perf_counter()
     first, size = 0, run.batch_size
     while first < len(run.cells):
-        batch = _alike(run.cells[first : first + size])
+        batch = _alike(run, first, size)
         options = _batch_options(run.request, batch)
         for step in pipe.stream(num_inference_steps=run.request.num_inference_steps, wait=wait, **options):
             progress = Progress(run, range(first, first + len(batch)), step, time.perf_counter() - start, ())
@@ -180,9 +191,13 @@ def draw(run: Run, pipe: "Streams", records: Records | None = None, *, wait: boo
         first, size = first + len(batch), size if step.at_once == len(batch) else step.at_once
 
 
-def _alike(cells: Sequence[Cell]) -> Sequence[Cell]:
-    """Return the first cells that one call can draw: all from pictures of one kind, or all from noise alone."""
-    kinds = [None if cell.start is None else cell.start.alike for cell in cells]
+def _alike(run: Run, first: int, size: int) -> Sequence[Cell]:
+    """Return the cells from `first` on, at most `size`, that one call can draw.
+
+    They all start from pictures of one kind, or all from noise alone. Their prompts name the same LoRAs.
+    """
+    cells, syntax = run.cells[first : first + size], run.request.prompt_syntax
+    kinds = [(None if cell.start is None else cell.start.alike, tags_in(cell.prompt, syntax)) for cell in cells]
     count = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), len(cells))
     return cells[:count]
 
@@ -208,7 +223,7 @@ def _results(step: "Step") -> list[tuple["Image", "np.ndarray | None"]]:
 
 def first_batch(run: Run) -> dict[str, Any]:
     """Return the `stream` options for the run's first batch, which `--explain` reports."""
-    return _batch_options(run.request, _alike(run.cells[: run.batch_size]))
+    return _batch_options(run.request, _alike(run, 0, run.batch_size))
 
 
 def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:

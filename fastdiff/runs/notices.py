@@ -11,7 +11,7 @@ from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run
 from fastdiff.runs.model_files import other_file_notices
 from fastdiff.runs.option_files.controlnets import changed_controlnets
-from fastdiff.runs.option_files.embeddings import changed_embeddings, teach_tokens
+from fastdiff.runs.option_files.embeddings import changed_embeddings, tokenizers_of
 from fastdiff.runs.option_files.loras import changed_loras
 from fastdiff.text.tokenizer import CLIPTokenizer
 
@@ -30,8 +30,7 @@ def find_notices(run: Run) -> list[str]:
     lines = run.card.notices
     if not run.request.prompt:
         return lines
-    tokenizers = [CLIPTokenizer(run.card.folder / part.name) for part in run.card.tokenizers]
-    teach_tokens(run.request, tokenizers)
+    tokenizers = tokenizers_of(run.request, run.card)
     texts = [("prompt", prompt) for prompt in run.request.prompt]
     if not all(text.strip() for text in run.request.prompt):
         lines.append(EMPTY)
@@ -77,7 +76,8 @@ def _lora_tags(texts: Sequence[str]) -> list[str]:
     if not tags:
         return []
     others = f" and {len(tags) - 1} more" if len(tags) > 1 else ""
-    return [f"prompt: {shown(tags[0])}{others}: it is drawn as text; give the file with --lora FILE:WEIGHT"]
+    remedy = "give its file with --lora, and --prompt-syntax weighted"
+    return [f"prompt: {shown(tags[0])}{others}: it is drawn as text; {remedy}"]
 
 
 def _cut(texts: Sequence[tuple[str, str]], tokenizers: Sequence[CLIPTokenizer]) -> Iterator[str]:

@@ -88,6 +88,22 @@ def test_weighted_prompts_are_read_before_anything_is_drawn(tmp_path, of_rows):
         Plan.make(request, find_model(request), spec=spec)
 
 
+@pytest.mark.parametrize("of_rows", [False, True])
+def test_prompts_of_too_many_chunks_are_found_before_anything_is_drawn(tmp_path, of_rows):
+    fits, longer = ("a " + "BREAK a " * count for count in (63, 64))
+    (tmp_path / "spec.csv").write_text(f"prompt\na cat\n{fits}\n{longer}")
+    request = Request(model="emoji-sd", prompt_syntax="weighted", prompt=() if of_rows else (fits, longer))
+    spec, card = str(tmp_path / "spec.csv") if of_rows else None, find_model(request)
+    with pytest.raises(InputError, match=r"prompt: it has 65 chunks of 30 tokens; give at most 64 \(in 'a BREAK a "):
+        Plan.make(request, card, spec=spec)
+    of_steps = Request(model="emoji-sd", prompt_syntax="weighted", prompt=("a", f"[a:{longer}:3]"))
+    Plan.make(replace(of_steps, num_inference_steps=3), card)
+    with pytest.raises(InputError, match="it has 65 chunks"):
+        Plan.make(replace(of_steps, num_inference_steps=4), card)
+    with pytest.raises(InputError, match=r"it has 65 chunks of 30 tokens; give at most 64$"):
+        Plan.make(Request(model="emoji-sd", prompt_syntax="weighted", prompt=("a",), negative_prompt=longer), card)
+
+
 def test_too_many_shards(make_plan, monkeypatch):
     monkeypatch.setattr("fastdiff.bulk.plan.MOST_SHARDS", 3)
     with pytest.raises(InputError, match="shard-size 6: more than 3 shards; use a larger size"):

@@ -79,7 +79,7 @@ def test_a_picture_of_other_numerics(run, tmp_path):
 def test_a_lora_tag_is_named_once_and_drawn_as_text(run):
     tag = "<lora:add_detail:0.8>"
     drawn = run(prompt=(f"a cat {tag}", f"{tag}<lora:b:1>"))
-    notice = "it is drawn as text; give the file with --lora FILE:WEIGHT"
+    notice = "it is drawn as text; give its file with --lora, and --prompt-syntax weighted"
     assert find_notices(drawn)[0] == f"prompt: '{tag}' and 1 more: {notice}"
     assert drawn.request.prompt[0] == f"a cat {tag}"
     assert find_notices(run(negative_prompt=tag))[0] == f"prompt: '{tag}': {notice}"

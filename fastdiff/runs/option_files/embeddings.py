@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.single_files.embeddings import read_embedding
 from fastdiff.errors import InputError
 from fastdiff.requests.file_option import FileOption
@@ -27,8 +28,17 @@ def with_embeddings_here(request: Request, source: Recorded | None, folder: str 
     return replace(request, embedding=tuple(str(FileOption(path, token)) for token, path in found.items()))
 
 
-def teach_tokens(request: Request, tokenizers: Sequence[CLIPTokenizer]) -> None:
-    """Let a model's tokenizers know the tokens of a request's embeddings. Raises InputError for a token they refuse."""
+def tokenizers_of(request: Request, card: ModelCard) -> list[CLIPTokenizer]:
+    """Return the tokenizers of a model, which know the tokens of a request's embeddings.
+
+    Raises InputError for files that are missing or damaged, and for a token that they refuse.
+    """
+    tokenizers = [CLIPTokenizer(card.folder / part.name) for part in card.tokenizers]
+    _teach_tokens(request, tokenizers)
+    return tokenizers
+
+
+def _teach_tokens(request: Request, tokenizers: Sequence[CLIPTokenizer]) -> None:
     for text in request.embedding:
         path, token = FileOption.parse(text)
         embedding = read_embedding(path)

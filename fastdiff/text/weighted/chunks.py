@@ -1,5 +1,6 @@
 """Chunks: a weighted prompt of any length as inputs of a text encoder, as A1111 splits it. Imports no torch."""
 
+import unicodedata
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
@@ -51,6 +52,13 @@ def split_chunks(prompt: str, tokenizer: CLIPTokenizer) -> list[Chunk]:
     if len(chunks) > MOST_CHUNKS:
         raise InputError(f"prompt: it has {len(chunks)} chunks of {tokenizer.room} tokens; give at most {MOST_CHUNKS}")
     return [_filled(chunk, tokenizer) for chunk in chunks]
+
+
+def may_have_too_many(prompt: str, tokenizer: CLIPTokenizer) -> bool:
+    """Return whether a prompt may have more than MOST_CHUNKS chunks. Much faster than `split_chunks`."""
+    tokens = len(unicodedata.normalize("NFC", prompt).lower().encode(errors="replace"))  # each has a byte or more
+    fewest = max(1, tokenizer.room - BACKTRACK)  # tokens of a chunk that is full
+    return bool(tokenizer.embeddings) or 1 + prompt.count("BREAK") + tokens / fewest > MOST_CHUNKS
 
 
 def empty_chunk(tokenizer: CLIPTokenizer) -> Chunk:

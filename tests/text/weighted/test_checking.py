@@ -17,7 +17,7 @@ def test_prompts_that_can_be_read(text):
         ("a AND b", "negative-prompt: AND combines"),
         ("(a:1.2.3)", "'1.2.3' is not a number"),
         ("<lora:ink:x>", "<lora:ink>: its weight 'x'"),
-        ("a <lora:ink:1>", "negative-prompt: <lora:ink> names a LoRA, which only the prompt of a library call may"),
+        ("a <lora:ink:1>", "negative-prompt: <lora:ink> names a LoRA, which only the prompt may; write it there"),
         ("(" * 101, "more than 100 brackets"),
         ("x" * 10**6, "negative-prompt: it has 1000000 characters"),
         ("(" * 4 + "a" + ":9)" * 4, "beyond 1000"),

@@ -6,7 +6,7 @@ import pytest
 
 from fastdiff import InputError
 from fastdiff.text.tokenizer import CLIPTokenizer
-from fastdiff.text.weighted.chunks import MOST_CHUNKS, split_chunks
+from fastdiff.text.weighted.chunks import MOST_CHUNKS, may_have_too_many, split_chunks
 
 ROOT = Path(__file__).parents[3]
 
@@ -90,3 +90,25 @@ def test_the_number_of_chunks_has_a_limit(tokenizer):
     assert len(split_chunks("BREAK " * (MOST_CHUNKS - 1) + "a", tokenizer)) == MOST_CHUNKS
     with pytest.raises(InputError, match=f"prompt: it has {MOST_CHUNKS + 1} chunks of 75 tokens; give at most"):
         split_chunks("BREAK " * MOST_CHUNKS + "a", tokenizer)
+
+
+@pytest.mark.parametrize("unit", ["a ", "🙂 ", "a" * 60 + " ,", "\U0001d160 ", "BREAK ", "a cat BREAK, "])
+def test_a_prompt_that_surely_fits_is_known_at_little_cost(tokenizer, unit):
+    def fits(prompt):
+        try:
+            return len(split_chunks(prompt, tokenizer)) <= MOST_CHUNKS
+        except InputError:
+            return False
+
+    assert not may_have_too_many(unit * 10, tokenizer)
+    largest = next(2**i for i in range(16) if may_have_too_many(unit * 2**i, tokenizer)) // 2
+    assert fits(unit * largest)
+    assert may_have_too_many(unit * 10_000, tokenizer)
+
+
+def test_a_short_prompt_of_an_embedding_may_have_too_many():
+    tokenizer = clip()
+    tokenizer.use(tokenizer.with_embeddings({"blurb": 75}))
+    assert may_have_too_many("blurb", tokenizer)
+    with pytest.raises(InputError, match=f"it has {MOST_CHUNKS + 1} chunks"):
+        split_chunks("blurb " * (MOST_CHUNKS + 1), tokenizer)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdiff import InputError
+from fastdiff.requests.syntax import Tag, check_no_loras, split_loras
 from fastdiff.text.weighted.emphasis import MOST_OPEN, check_prompt, parse_emphasis
-from fastdiff.text.weighted.loras import Tag, check_no_loras, split_loras
 
 WORDS = st.text(st.sampled_from("ab ,é"), min_size=1)
 
