@@ -145,6 +145,14 @@ def test_without_files_and_in_a_negative_prompt(here, sample, capsys):
     assert "negative-prompt: <lora:ink> names a LoRA, which only the prompt may" in capsys.readouterr().err
 
 
+def test_a_plain_prompt_has_tags_as_text(here, sample, text_folder, pixels):
+    for name, tag in (("first", "<lora:ink:x>"), ("second", "")):
+        own = ("--model", str(text_folder("sd1")), "--prompt", f"a cat {tag}", "--seed", "5")
+        assert sample("--lora", "ink.safetensors", "-o", f"{name}.png", own=own) == 0
+    assert pixels("first.png") != pixels("second.png")
+    assert png.read_text("first.png")["parameters"].startswith("a cat <lora:ink:x> <lora:ink:1>\n")
+
+
 def test_files_of_one_name_go_by_their_paths(here, drawn, sample, capsys):
     for name in ("a", "b"):
         (here / name).mkdir()
