@@ -16,6 +16,7 @@ from fastdiff.models.qwen3 import Qwen3Model as Qwen3Model
 from fastdiff.models.unet1d import UNet1DModel as UNet1DModel
 from fastdiff.models.unet2d import UNet2DModel as UNet2DModel
 from fastdiff.models.unet2d_condition import UNet2DConditionModel as UNet2DConditionModel
+from fastdiff.models.z_image import ZImageTransformer2DModel as ZImageTransformer2DModel
 from fastdiff.pipelines import LabelPipeline as LabelPipeline
 from fastdiff.pipelines import Pipeline as Pipeline
 from fastdiff.pipelines import TextToImagePipeline as TextToImagePipeline

@@ -76,7 +76,10 @@ OF_MODELS = {
     "enable_parallelism": _PARALLEL,
     "attn_processors": _PROCESSORS,
     **dict.fromkeys(
-        ("get_aug_embed", "get_class_embed", "get_time_embed", "process_encoder_hidden_states"),
+        (
+            *("get_aug_embed", "get_class_embed", "get_time_embed", "process_encoder_hidden_states"),
+            *("create_coordinate_grid", "patchify_and_embed", "patchify_and_embed_omni", "unpatchify"),
+        ),
         _FORWARD,
     ),
 }

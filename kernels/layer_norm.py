@@ -37,7 +37,7 @@ class LayerNormCall(Call[Normed]):
         rms: use RMSNorm, which does not subtract the mean.
         residual: (N, L, C), the dtype of x. The sum is rounded to that dtype, then normalised.
         gate: (N, C) of any float dtype, only with `residual`; rows may be strided.
-        scale, shift: (N, C) of any float dtype, both or neither; rows may be strided (columns of a wider table).
+        scale, shift: (N, C) of any float dtype; rows may be strided (columns of a wider table). shift needs scale.
         in_fp8: return y as `Scaled`, for fp8 products: the result of `to_fp8`, without a separate pass.
 
     Returns:
@@ -69,8 +69,8 @@ class LayerNormCall(Call[Normed]):
             raise ValueError(f"x: expected floats (N, L, C), got {x.dtype} {tuple(x.shape)}")
         if self.rms and self.bias is not None:
             raise ValueError("bias: RMSNorm has none; leave it out")
-        if (self.scale is None) != (self.shift is None):
-            raise ValueError("scale, shift: give both or neither")
+        if self.shift is not None and self.scale is None:
+            raise ValueError("shift: give scale too; zeros change nothing")
         if self.gate is not None and self.residual is None:
             raise ValueError("gate: give residual too; the gate scales x before x is added to it")
         row, table = (x.shape[2],), (x.shape[0], x.shape[2])
@@ -101,8 +101,9 @@ class LayerNormCall(Call[Normed]):
             y = F.rms_norm(rows, rows.shape[-1:], weight, self.eps)
         else:
             y = F.layer_norm(rows, rows.shape[-1:], weight, bias, self.eps)
-        if self.scale is not None and self.shift is not None:
-            y = torch.addcmul(self.shift.float()[:, None], y, 1 + self.scale.float()[:, None])
+        if self.scale is not None:
+            factor = 1 + self.scale.float()[:, None]
+            y = y * factor if self.shift is None else torch.addcmul(self.shift.float()[:, None], y, factor)
         made = to_fp8.reference(y.to(x.dtype))[0] if self.in_fp8 else y.to(x.dtype)
         return made if self.residual is None else (made, total)
 

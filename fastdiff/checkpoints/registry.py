@@ -21,6 +21,7 @@ from fastdiff.checkpoints.configs.qwen3 import Qwen3Config
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
+from fastdiff.checkpoints.configs.z_image import ZImageTransformer2DConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.errors import InputError
 from fastdiff.schema import Wanted, checked
@@ -89,6 +90,7 @@ UNET = DenoiserPart("unet", ("UNet2DModel",), UNet2DConfig)
 UNET_CONDITION = DenoiserPart("unet", ("UNet2DConditionModel",), UNet2DConditionConfig)
 UNET_1D = DenoiserPart("unet", ("UNet1DModel",), UNet1DConfig)
 TRANSFORMER = DenoiserPart("transformer", ("DiTTransformer2DModel", "Transformer2DModel"), DiTTransformer2DConfig)
+Z_IMAGE = DenoiserPart("transformer", ("ZImageTransformer2DModel",), ZImageTransformer2DConfig)
 # Weights of a VAE or value function are never in 8 bits: both are small, and a VAE's error would be in every picture.
 TINY_VAE = ModelPart("vae", ("AutoencoderTiny",), AutoencoderTinyConfig)
 VAE = ModelPart("vae", ("AutoencoderKL",), AutoencoderKLConfig, others=(TINY_VAE,))

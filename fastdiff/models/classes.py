@@ -19,6 +19,7 @@ from fastdiff.models import (
     unet1d,
     unet2d,
     unet2d_condition,
+    z_image,
 )
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
@@ -28,7 +29,7 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 # Each adds its classes to Model.classes
 MODULES = (
     *(autoencoder, autoencoder_tiny, clip, clip_vision, controlnet, dit, qwen3),
-    *(unet1d, unet2d, unet2d_condition),
+    *(unet1d, unet2d, unet2d_condition, z_image),
 )
 
 

@@ -16,11 +16,11 @@ from fastdiff.errors import InputError
 from fastdiff.execution.cpu_workers import map_pictures
 from fastdiff.execution.tensors import INDICES, WHOLE, tensor, within
 from fastdiff.kernels.attention import attention
-from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.models.model import Model, takes_options
-from fastdiff.models.rotary import frequencies, turned_halves
+from fastdiff.models.rms_norm import RMSNorm
+from fastdiff.models.rotary import frequencies, positioned, turned_halves
 from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
 
@@ -38,26 +38,6 @@ class Qwen3Output(NamedTuple):
     hidden_states: tuple[Tensor, ...] | None = None  # (N, L, C) each: embeddings, layers' outputs; the last is normed
 
 
-class Qwen3RMSNorm(nn.Module):
-    """The weight of an RMSNorm; transformers' class of this name."""
-
-    def __init__(self, width: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        normed = layer_norm(x, self.weight, eps=self.eps, rms=True)
-        assert isinstance(normed, Tensor)
-        return normed
-
-    def added(self, branch: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the norm of branch + x, and that sum."""
-        normed = layer_norm(branch, self.weight, eps=self.eps, rms=True, residual=x)
-        assert isinstance(normed, tuple) and isinstance(normed[0], Tensor)
-        return normed[0], normed[1]
-
-
 class Qwen3Attention(nn.Module):
     """Causal self-attention with a norm and a rotary embedding of queries and keys; transformers' class of this name.
 
@@ -73,24 +53,21 @@ class Qwen3Attention(nn.Module):
         all_heads = self.heads + 2 * self.key_value_heads
         self.qkv_proj = nn.Linear(config.hidden_size, all_heads * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=bias)
-        self.q_norm = Qwen3RMSNorm(self.head_dim, config.rms_norm_eps)
-        self.k_norm = Qwen3RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         qkv = linear(x, self.qkv_proj.weight, self.qkv_proj.bias)
         q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(
             (self.heads, self.key_value_heads, self.key_value_heads), dim=2
         )
-        q, k = (_positioned(each, norm, cos, sin) for each, norm in ((q, self.q_norm), (k, self.k_norm)))
+        q, k = (
+            positioned(each, norm.weight, norm.eps, turned_halves, cos, sin)
+            for each, norm in ((q, self.q_norm), (k, self.k_norm))
+        )
         k, v = (each.repeat_interleave(self.heads // self.key_value_heads, dim=2) for each in (k, v))
         x = attention(q.flatten(2), k.flatten(2), v.flatten(2), heads=self.heads, causal=True)
         return linear(x, self.o_proj.weight, self.o_proj.bias)
-
-
-def _positioned(x: Tensor, norm: Qwen3RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return queries or keys (1, L, heads, d) after their norm and rotary embedding, both in float32."""
-    normed = F.rms_norm(x.float(), x.shape[-1:], norm.weight.float(), norm.eps)
-    return turned_halves(normed, cos, sin).to(x.dtype)
 
 
 class Qwen3MLP(nn.Module):
@@ -112,8 +89,8 @@ class Qwen3DecoderLayer(nn.Module):
         super().__init__()
         self.self_attn = Qwen3Attention(config)
         self.mlp = Qwen3MLP(config)
-        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, branch: Tensor | None, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Return (branch, x) after this layer. The tokens are the sum of both; the norms compute it."""
@@ -141,7 +118,7 @@ class Qwen3Model(Model):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Qwen3DecoderLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         groups = config.num_attention_heads // config.key_value_heads
         for i in range(config.num_hidden_layers):
             attn, mlp = f"layers.{i}.self_attn.", f"layers.{i}.mlp."

@@ -79,8 +79,10 @@ def _modulate(y, at, values):
         y *= values.weight.to(tl.float32)
     if at.bias is not None:
         y += values.bias.to(tl.float32)
-    if at.scale is not None:
+    if at.shift is not None:
         y = y * (1 + values.scale.to(tl.float32)) + values.shift.to(tl.float32)
+    elif at.scale is not None:
+        y *= 1 + values.scale.to(tl.float32)
     return y
 
 

@@ -16,6 +16,7 @@ from fastdiff.checkpoints.configs.qwen3 import Qwen3Config
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.checkpoints.configs.unet2d import UNet2DConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
+from fastdiff.checkpoints.configs.z_image import ZImageTransformer2DConfig
 from fastdiff.checkpoints.hub import bundled_models
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.names import weights_name
@@ -27,6 +28,7 @@ from fastdiff.models.dit import DiTTransformer2DModel
 from fastdiff.models.unet1d import UNet1DModel
 from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
+from fastdiff.models.z_image import ZImageTransformer2DModel
 from tests.support.planners import policy
 from tests.support.timing import at_once
 
@@ -68,6 +70,15 @@ CLIP = {
     "num_attention_heads": 2,
     "max_position_embeddings": 9,
 }
+Z_IMAGE = {
+    "dim": 16,
+    "n_layers": 2,
+    "n_refiner_layers": 1,
+    "n_heads": 2,
+    "in_channels": 4,
+    "cap_feat_dim": 8,
+    "axes_dims": (4, 2, 2),
+}
 MODELS = {
     "clip": (CLIPTextModelWithProjection, CLIPTextConfigWithProjection, CLIP),
     "unet": (UNet2DModel, UNet2DConfig, UNET),
@@ -75,6 +86,7 @@ MODELS = {
     "unet-1d": (UNet1DModel, UNet1DConfig, UNET_1D),
     "dit": (DiTTransformer2DModel, DiTTransformer2DConfig, DIT),
     "vae": (AutoencoderKL, AutoencoderKLConfig, VAE),
+    "z-image": (ZImageTransformer2DModel, ZImageTransformer2DConfig, Z_IMAGE),
 }
 
 
@@ -166,6 +178,10 @@ def test_a_header_tells_the_shapes_of_the_tensors(name):
         ("vae", "in_channels", 60_000, "in_channels"),
         ("vae", "out_channels", 60_000, "out_channels"),
         ("vae", "latent_channels", 60_000, "latent_channels"),
+        ("z-image", "n_layers", 1000, "n_layers"),
+        ("z-image", "n_refiner_layers", 1000, "n_refiner_layers"),
+        ("z-image", "cap_feat_dim", 60_000, "cap_feat_dim"),
+        ("z-image", "in_channels", 60_000, "in_channels x all_patch_size"),
     ],
 )
 def test_an_option_that_the_weights_were_not_saved_with_is_named(tmp_path, monkeypatch, kind, option, value, named):
@@ -208,6 +224,9 @@ def test_an_option_that_the_weights_were_not_saved_with_is_named(tmp_path, monke
         ("vae", "in_channels", 60_000),
         ("vae", "out_channels", 60_000),
         ("vae", "latent_channels", 60_000),
+        ("z-image", "n_layers", 1000),
+        ("z-image", "n_refiner_layers", 1000),
+        ("z-image", "in_channels", 60_000),
     ],
 )
 def test_a_bin_must_be_as_large_as_its_config_asks(tmp_path, monkeypatch, kind, option, value):

@@ -38,7 +38,8 @@ def by_torch(x, weight=None, bias=None, *, rounded, rms=False, residual=None, ga
     x = x if residual is None else (x + residual).to(rounded).to(x.dtype)
     shape = x.shape[-1:]
     y = F.rms_norm(x, shape, weight, EPS) if rms else F.layer_norm(x, shape, weight, bias, EPS)
-    return y if scale is None else y * (1 + scale[:, None]) + shift[:, None]
+    y = y if scale is None else y * (1 + scale[:, None])
+    return y if shift is None else y + shift[:, None]
 
 
 def judged(x, *rows, **options):
@@ -84,6 +85,12 @@ def test_weight_alone_and_bias_alone(norm, randn, dtype, assert_accurate):
     x, row = randn(2, 6, 48, dtype=dtype), randn(48)
     for options in ({"weight": row}, {"bias": row}):
         assert_accurate(norm(x, **options, eps=EPS), *judged(x, **options))
+
+
+def test_scale_without_shift(norm, randn, dtype, rms, assert_accurate):
+    """Z-Image's norms have a weight, a scale and no shift."""
+    x, row, scale = randn(3, 6, 48, dtype=dtype), randn(48), randn(3, 96, dtype=dtype)[:, ::2]
+    assert_accurate(norm(x, row, eps=EPS, rms=rms, scale=scale), *judged(x, row, rms=rms, scale=scale))
 
 
 @pytest.mark.parametrize("mean", [100.0, 1000.0, 1e5])
@@ -155,7 +162,7 @@ REFUSED = {
     "residual-in-half": (X, {"residual": X.half()}, "residual: torch.float16"),
     "gate-of-another-batch": (X, {"residual": X, "gate": TABLE[:1]}, "gate: expected"),
     "gate-alone": (X, {"gate": TABLE}, "gate: give residual too"),
-    "scale-alone": (X, {"scale": TABLE}, "scale, shift: give both"),
+    "shift-alone": (X, {"shift": TABLE}, "shift: give scale too"),
     "shift-of-another-batch": (X, {"scale": TABLE, "shift": TABLE[:1]}, "shift: expected"),
 }
 

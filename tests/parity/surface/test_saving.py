@@ -54,6 +54,10 @@ CASES = {
     "policy": ("UNet1DModel", policy(8, 16, 32)),  # its transposed convolutions have another form in fastdiff
     "value-function": ("UNet1DModel", value_function(8, 16, 32)),
     "dit": ("DiTTransformer2DModel", {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8}),
+    "z-image": (
+        "ZImageTransformer2DModel",
+        {"dim": 16, "n_layers": 2, "n_refiner_layers": 1, "n_heads": 2, "cap_feat_dim": 8, "axes_dims": (4, 2, 2)},
+    ),
     "vae": ("AutoencoderKL", {"block_out_channels": (8,), "norm_num_groups": 4, "shift_factor": 0.5}),
     "text": ("CLIPTextModel", TEXT),
     "text-projection": ("CLIPTextModelWithProjection", TEXT),

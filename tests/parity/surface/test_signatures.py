@@ -36,7 +36,8 @@ REFUSED = {
     "offloading of layers": "enable_group_offload",
     "several GPUs": "enable_parallelism",
     "parts of diffusers' own constructors": "extract_init_dict get_config_dict register_to_config",
-    "parts of diffusers' own forward": "get_aug_embed get_class_embed get_time_embed process_encoder_hidden_states",
+    "parts of diffusers' own forward": """create_coordinate_grid get_aug_embed get_class_embed get_time_embed
+        patchify_and_embed patchify_and_embed_omni process_encoder_hidden_states unpatchify""",
     "parts of diffusers' own step": """convert_model_output deis_first_order_update dpm_solver_first_order_update
         get_lms_coefficient get_order_list get_scalings_for_boundary_condition_discrete
         multistep_deis_second_order_update multistep_deis_third_order_update multistep_dpm_solver_second_order_update
@@ -65,6 +66,17 @@ MODELS = {
     },
     "UNet1DModel": policy(8, 16),
     "DiTTransformer2DModel": {"num_layers": 1, "num_attention_heads": 1, "attention_head_dim": 8},
+    "ZImageTransformer2DModel": {
+        "dim": 16,
+        "n_layers": 1,
+        "n_refiner_layers": 1,
+        "n_heads": 2,
+        "cap_feat_dim": 8,
+        "axes_dims": (4, 2, 2),
+        "axes_lens": (128, 16, 16),
+        "all_patch_size": (2,),
+        "all_f_patch_size": (1,),
+    },
     "AutoencoderKL": BLOCKS,
     "AutoencoderTiny": {},
 }

@@ -1,0 +1,109 @@
+"""The blocks of a ZImageTransformer2DModel.
+
+Tokens are (N, L, C). A block normalises them twice around attention and MLP: RMSNorm times a scale before, RMSNorm and
+a gate after. The norm before the next layer computes the gated sum, as in `dit`.
+"""
+
+from typing import NamedTuple, cast
+
+from torch import Tensor, nn
+
+from fastdiff.checkpoints.configs.z_image import ZImageTransformer2DConfig
+from fastdiff.kernels.attention import attention
+from fastdiff.kernels.host.weights import FP8, Scaled
+from fastdiff.kernels.layer_norm import layer_norm
+from fastdiff.kernels.linear import linear
+from fastdiff.kernels.swiglu import swiglu
+from fastdiff.models.rms_norm import RMSNorm
+from fastdiff.models.rotary import positioned, turned_pairs
+
+HEAD_EPS = 1e-5  # of the norms of queries and keys; fixed in diffusers
+LAST_EPS = 1e-6  # of the norm before the last layer; fixed in diffusers
+
+
+class Attention(nn.Module):
+    """Self-attention with a norm and a rotary embedding of queries and keys; diffusers' Attention as in Z-Image."""
+
+    def __init__(self, config: ZImageTransformer2DConfig):
+        super().__init__()
+        self.heads = config.n_heads
+        self.to_qkv = nn.Linear(config.dim, 3 * config.dim, bias=False)
+        self.to_out = nn.ModuleList([nn.Linear(config.dim, config.dim, bias=False)])
+        self.norm_q, self.norm_k = (RMSNorm(config.head_dim, HEAD_EPS) if config.qk_norm else None for _ in "qk")
+
+    def forward(self, x: Tensor | Scaled, cos: Tensor, sin: Tensor) -> Tensor:
+        qkv = linear(x, self.to_qkv.weight)  # (N, L, 3 C)
+        q, k, v = qkv.chunk(3, dim=-1)
+        norms = (self.norm_q, self.norm_k)
+        q, k = (
+            positioned(each.unflatten(-1, (self.heads, -1)), norm and norm.weight, HEAD_EPS, turned_pairs, cos, sin)
+            for each, norm in zip((q, k), norms, strict=True)
+        )
+        out = cast(nn.Linear, self.to_out[0])
+        return linear(attention(q.flatten(2), k.flatten(2), v, heads=self.heads), out.weight)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU, then a projection; diffusers' class of this name, with its w1 and w3 as one layer."""
+
+    def __init__(self, config: ZImageTransformer2DConfig):
+        super().__init__()
+        self.w13 = nn.Linear(config.dim, 2 * config.mlp_dim, bias=False)
+        self.w2 = nn.Linear(config.mlp_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor | Scaled) -> Tensor:
+        return linear(swiglu(x, self.w13.weight), self.w2.weight)
+
+
+class Stream(NamedTuple):
+    """The tokens between blocks: x + gate * branch. The norm that reads them computes the sum."""
+
+    x: Tensor  # (N, L, C)
+    branch: Tensor | None = None  # (N, L, C), normalised
+    gate: Tensor | None = None  # (N, C); None: 1
+
+    def normed(self, norm: RMSNorm, scale: Tensor | None, reader: nn.Linear) -> tuple[Tensor | Scaled, Tensor]:
+        """Return the normalised and scaled sum, as the layer `reader` takes it, and the sum."""
+        x, residual = (self.x, None) if self.branch is None else (self.branch, self.x)
+        made = layer_norm(
+            x, norm.weight, eps=norm.eps, rms=True, residual=residual, gate=self.gate, scale=scale,
+            in_fp8=reader.weight.dtype == FP8,
+        )  # fmt: skip
+        return made if isinstance(made, tuple) else (made, self.x)
+
+    def total(self) -> Tensor:
+        """Return the sum."""
+        if self.branch is None:
+            return self.x
+        return self.x + (self.branch if self.gate is None else self.branch * self.gate[:, None])
+
+    def scaled(self, scale: Tensor) -> Tensor:
+        """Return the sum after LayerNorm without parameters, times 1 + scale."""
+        x, residual = (self.x, None) if self.branch is None else (self.branch, self.x)
+        made = layer_norm(x, residual=residual, gate=self.gate, eps=LAST_EPS, scale=scale)
+        return made[0] if isinstance(made, tuple) else made  # type: ignore[return-value]
+
+    def head(self, count: int) -> "Stream":
+        """Return the first `count` tokens."""
+        branch = None if self.branch is None else self.branch[:, :count]
+        return self._replace(x=self.x[:, :count], branch=branch)
+
+
+class ZImageTransformerBlock(nn.Module):
+    """Attention and an MLP, each between two norms; diffusers' class of this name, without its modulation."""
+
+    def __init__(self, config: ZImageTransformer2DConfig):
+        super().__init__()
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+        self.attention_norm1, self.ffn_norm1, self.attention_norm2, self.ffn_norm2 = (
+            RMSNorm(config.dim, config.norm_eps) for _ in range(4)
+        )
+
+    def forward(self, stream: Stream, cos: Tensor, sin: Tensor, modulation: Tensor | None = None) -> Stream:
+        """modulation: (N, 4 C): scale and gate of the attention, then of the MLP. None for blocks of captions."""
+        scale, gate, scale_mlp, gate_mlp = (None,) * 4 if modulation is None else modulation.chunk(4, dim=1)
+        h, x = stream.normed(self.attention_norm1, scale, self.attention.to_qkv)
+        branch = self.attention_norm2(self.attention(h, cos, sin))
+        h, x = Stream(x, branch, gate).normed(self.ffn_norm1, scale_mlp, self.feed_forward.w13)
+        return Stream(x, self.ffn_norm2(self.feed_forward(h)), gate_mlp)
