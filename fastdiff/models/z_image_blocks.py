@@ -34,10 +34,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor | Scaled, cos: Tensor, sin: Tensor) -> Tensor:
         qkv = linear(x, self.to_qkv.weight)  # (N, L, 3 C)
         q, k, v = qkv.chunk(3, dim=-1)
-        norms = (self.norm_q, self.norm_k)
+        weights = [None if norm is None else norm.weight for norm in (self.norm_q, self.norm_k)]
         q, k = (
-            positioned(each.unflatten(-1, (self.heads, -1)), norm and norm.weight, HEAD_EPS, turned_pairs, cos, sin)
-            for each, norm in zip((q, k), norms, strict=True)
+            positioned(each.unflatten(-1, (self.heads, -1)), weight, HEAD_EPS, turned_pairs, cos, sin)
+            for each, weight in zip((q, k), weights, strict=True)
         )
         out = cast(nn.Linear, self.to_out[0])
         return linear(attention(q.flatten(2), k.flatten(2), v, heads=self.heads), out.weight)
