@@ -37,28 +37,5 @@ def checked_nets(given: Any, unet: UNet2DConditionModel, scale: int) -> tuple[Co
     for net in nets:
         if not isinstance(net, ControlNetModel):
             raise InputError(f"controlnet: {shown(net)} has the wrong type; give a ControlNetModel, or a list of them")
-        _check_fit(net, unet, scale)
+        net.config.check_fit(unet.config, scale)
     return nets
-
-
-def _check_fit(net: ControlNetModel, unet: UNet2DConditionModel, scale: int) -> None:
-    own, theirs = net.config, unet.config
-    remedy = "give one that was trained for this model"
-    for name, found, wanted in (
-        ("cross_attention_dim", own.cross_attention_dim, theirs.text_width),
-        ("in_channels", own.in_channels, theirs.state_channels),
-        ("addition_embed_type", own.addition_embed_type, theirs.addition_embed_type),
-        ("projection_class_embeddings_input_dim", own.encoder.added_shapes, theirs.added_shapes),
-        ("block_out_channels, layers_per_block", own.encoder.residual_shapes(64, 64), theirs.residual_shapes(64, 64)),
-    ):
-        if found != wanted:
-            differs = f" is {found}, and the U-Net needs {wanted}" if isinstance(found, int | str | None) else " differ"
-            raise InputError(f"controlnet: its {name}{differs}; {remedy}")
-    if own.takes_labels:
-        raise InputError("controlnet: it takes class labels, which no prompt gives; call the model directly")
-    if theirs.has_k_blocks or theirs.mid_stage is None:
-        raise InputError("controlnet: this U-Net's blocks take no residuals of a ControlNet; leave it out")
-    if own.condition_scale != scale:
-        raise InputError(
-            f"controlnet: it shrinks control pictures by {own.condition_scale}, and the VAE by {scale}; {remedy}"
-        )

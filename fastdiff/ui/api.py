@@ -10,6 +10,7 @@ import gradio as gr
 from anyio import to_thread
 
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.edges import HIGH, LOW
 from fastdiff.requests import defaults
 from fastdiff.requests.defaults import STRENGTH, STRENGTH_OF_SDXL, UPSCALE_MODE, UPSCALE_STRENGTH
 from fastdiff.requests.syntax import EMPHASIS, SYNTAX
@@ -19,7 +20,7 @@ from fastdiff.ui.drawing import Drawn, draw, prepare
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.messages import PROBLEMS, explain, field_name
-from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.parts.request import PREPROCESSOR, Limits, UncheckedRequest
 from fastdiff.ui.parts.running import subject_of, title_of
 from fastdiff.ui.progress import View
 from fastdiff.ui.queueing.queue import Job
@@ -60,6 +61,15 @@ def add_api(page: gr.Blocks, engine: Engine, limits: Limits, store: Store) -> No
         upscale: float | None = None,
         upscale_strength: float | None = None,
         upscale_mode: str | None = None,
+        control: str | None = None,
+        control_image: dict[str, Any] | None = None,
+        control_preprocessor: str | None = None,
+        canny_low: int | None = None,
+        canny_high: int | None = None,
+        control_scale: float | None = None,
+        control_start: float | None = None,
+        control_end: float | None = None,
+        guess_mode: bool | None = None,
         request: gr.Request | None = None,
     ) -> list[dict[str, Any]]:
         """Draw PNG files with their settings embedded. Picture i uses seed + i; the model supplies missing settings.
@@ -98,6 +108,15 @@ def add_api(page: gr.Blocks, engine: Engine, limits: Limits, store: Store) -> No
             upscale,
             upscale_strength,
             upscale_mode,
+            control,
+            control_image,
+            control_preprocessor,
+            canny_low,
+            canny_high,
+            control_scale,
+            control_start,
+            control_end,
+            guess_mode,
         )
         files, progress = [], gr.Progress()
         try:
@@ -163,6 +182,21 @@ def _parameters(catalogue: Catalogue) -> dict[str, tuple[str, Any]]:
         "upscale": ("By how much to enlarge the picture", "1"),
         "upscale_strength": ("How much of the enlarged picture changes", f"{UPSCALE_STRENGTH}"),
         "upscale_mode": ("What is enlarged", UPSCALE_MODE),
+        "control": ("A ControlNet that /models lists for the model", "none"),
+        "control_image": (
+            "The picture that the ControlNet reads, given as init_image",
+            "none, but a ControlNet needs one",
+        ),
+        "control_preprocessor": ("What makes the control picture from it", PREPROCESSOR),
+        "canny_low": ("The threshold for weak edges of canny", LOW),
+        "canny_high": ("The threshold for strong edges of canny", HIGH),
+        "control_scale": (
+            "How much the ControlNet counts",
+            "1; with a start picture 0.8, with a mask 0.5, or 1 for SDXL",
+        ),
+        "control_start": ("The part of the run at which the ControlNet starts", "0"),
+        "control_end": ("The part of the run at which the ControlNet stops", "1"),
+        "guess_mode": ("Whether to follow the control picture more than the prompt", "false"),
     }
 
 
@@ -209,6 +243,7 @@ def _description(catalogue: Catalogue, card: ModelCard) -> dict[str, Any]:
         "labels": [card.label_name(label) for label in card.labels],
         "label_groups": {group: list(labels) for group, labels in card.info.label_groups.items()},
         "reads_text": card.reads_text,
+        "controlnets": [*catalogue.controlnets.offered(card)],
         "loras": [*catalogue.option_files.loras(card)],
         "embeddings": [*catalogue.option_files.embeddings(card)],
         "steps": sampling.num_inference_steps,

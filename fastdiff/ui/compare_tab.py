@@ -19,6 +19,7 @@ from fastdiff.requests.request import INPUT_SETTINGS, UPSCALE_SETTINGS
 from fastdiff.ui.drawing import Drawn, Session, draw, prepare, with_files_here
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.gallery import required
+from fastdiff.ui.option_files.controlnets import OF_CONTROL
 from fastdiff.ui.parts.form import Form
 from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, problem
 from fastdiff.ui.parts.request import Limits
@@ -29,7 +30,10 @@ from fastdiff.ui.queueing.queue import Job
 
 KIND = "Compare"  # of jobs
 # settings whose fields only Draw has
-UNSHOWN = (*INPUT_SETTINGS, *UPSCALE_SETTINGS, "guidance_start", "guidance_stop", "prompt_syntax", "emphasis")
+UNSHOWN = (
+    *(*INPUT_SETTINGS, *UPSCALE_SETTINGS, *OF_CONTROL),
+    *("guidance_start", "guidance_stop", "prompt_syntax", "emphasis"),
+)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from gradio.components import Component
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.requests.foreign import MODEL, Foreign
-from fastdiff.requests.request import AXES, CONTROL_SETTINGS, FILE_SETTINGS
+from fastdiff.requests.request import AXES, FILE_SETTINGS
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.model_files import find_of_tool
 from fastdiff.runs.notices import find_notices
@@ -40,10 +40,7 @@ from fastdiff.ui.starting import Starting, larger, with_inputs
 
 KIND = "Draw"  # of jobs
 # settings that the form cannot show: it has no field for most, and an empty negative prompt means none
-UNSHOWN = (
-    *("revision", "variant", *FILE_SETTINGS, "use_clipped_model_output", "negative_prompt", "mask_crop"),
-    *CONTROL_SETTINGS,
-)
+UNSHOWN = ("revision", "variant", *FILE_SETTINGS, "use_clipped_model_output", "negative_prompt", "mask_crop")
 
 
 @dataclass(frozen=True)
@@ -116,8 +113,8 @@ class DrawTab:
     @property
     def shown(self) -> list[Block]:
         """The components that change with the model or the settings."""
-        start = self.form.start
-        return [*self.form.components, self.form.axes.box, start.box, start.editor, self.examples, self.status]
+        start, boxes = self.form.start, (self.form.axes.box, self.form.start.box, self.form.control.box)
+        return [*self.form.components, *boxes, start.editor, self.examples, self.status]
 
     def add(self, data: Mapping[Component, Any], request: gr.Request) -> Updates:
         """Add the form's request to the queue. Raises InputError like `prepare`, and if too many runs wait."""
@@ -153,7 +150,7 @@ class DrawTab:
             yield from draw_sheet(sheet, self.engine, folder) if sheet else draw(runs[0], self.engine, folder)
 
         title = title_of("X/Y sheet" if sheet else subject_of(asked), sum(len(run.cells) for run in runs))
-        named = replace(runs[0], request=self.engine.catalogue.option_files.with_names(runs[0].request))
+        named = replace(runs[0], request=self.engine.catalogue.with_names(runs[0].request))
         return title, View(run=None if sheet else named, notices=notices), steps()
 
     def follow(self, session: Session, request: gr.Request, view: str) -> Updates:
@@ -279,7 +276,10 @@ class DrawTab:
                 raise InputError(f"label {record['label']} is not available in this form; choose another")
             here = run.request.as_record()
             others = [key for key in UNSHOWN if record.get(key) not in (None, here.get(key))]
-            updates = self.form.show(run.card, record)
+            scale = (
+                {"control_scale": run.request.control_scale[0]} if run.request.control else {}
+            )  # bulk may leave it out
+            updates = self.form.show(run.card, {**record, **scale})
         except PROBLEMS as error:
             return {self.status: problem(error)}
         first = f"the first of {record['grid_of']} pictures in " if "grid_of" in record else ""

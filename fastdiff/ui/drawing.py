@@ -1,5 +1,7 @@
 """Drawing for the page: check a request, draw it step by step, write PNG files, and keep them in the session."""
 
+import functools
+import io
 import math
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,13 +11,17 @@ from typing import Any
 
 import gradio as gr
 from PIL import Image
+from PIL.Image import Resampling
 
+from fastdiff.arguments import shown
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.single_files.reading import has_model_suffix
+from fastdiff.edges import HIGH, LOW, canny_picture
 from fastdiff.errors import InputError
+from fastdiff.pipelines.pil_images import as_rgb
 from fastdiff.requests import defaults
 from fastdiff.requests.completion import Cell
-from fastdiff.requests.input_picture import InputPicture
+from fastdiff.requests.input_picture import CONTROL, InputPicture
 from fastdiff.requests.request import Request
 from fastdiff.runs import drawing, files
 from fastdiff.runs.drawing import Progress, Run
@@ -29,10 +35,9 @@ from fastdiff.ui.engine import Engine
 from fastdiff.ui.history.search import Search
 from fastdiff.ui.inputs.mask import mask_at
 from fastdiff.ui.inputs.size import size_from
-from fastdiff.ui.inputs.uploaded import uploaded_path, without_folder
-from fastdiff.ui.option_files.offered import OptionFiles
+from fastdiff.ui.inputs.uploaded import keep, uploaded_path, without_folder
 from fastdiff.ui.parts.catalogue import Catalogue
-from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.parts.request import CANNY, Limits, UncheckedRequest
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.serving.store import Shelf, Store
 
@@ -43,6 +48,8 @@ _SAME = (
     *("strength", "prompt_syntax", "emphasis", "guidance_start", "guidance_stop"),
     *("mask_blur", "upscale", "upscale_strength", "upscale_mode"),
 )
+_OF_CONTROL = tuple(name for name in vars(UncheckedRequest()) if name.startswith(("control_", "canny_", "guess_")))
+EDGES = "edges.png"  # the name of control pictures that the page makes
 INTERVAL = 0.1  # seconds between two reported steps: a GPU can compute a thousand steps a second
 
 
@@ -92,7 +99,9 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
         raise InputError("lora: the page draws with LoRAs in full weights alone; set Weights to Full")
     start = None if unchecked.init_image is None else uploaded_path(unchecked.init_image, "init_image")
     mask = None if unchecked.mask is None else mask_at(unchecked.mask, limits.uploads)
-    height, width = _sides(unchecked, start, card, limits)
+    control = control_upload(unchecked)
+    height, width = _sides(unchecked, start or control, card, limits)
+    control = control and control_picture(control, unchecked, (height, width), limits)
     request = Request(
         model=card.name,
         lora=engine.catalogue.option_files.chosen_loras(unchecked.lora or (), card),
@@ -114,9 +123,10 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
         width=width,
         init_image=None if start is None else str(start),
         mask=None if mask is None else str(mask),
+        **_control_fields(unchecked, control, card, engine.catalogue),
         **{name: getattr(unchecked, name) for name in _SAME},
     )
-    with without_folder(start, mask):
+    with without_folder(start, mask, control):
         run = Run.prepare(request, card, engine.catalogue.defaults, batch_size=unchecked.batch_size)
     if run.size and request.upscale and max(run.size) > limits.enlarged:
         sides = "{} x {}".format(*run.size)
@@ -130,13 +140,73 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
 def _sides(
     unchecked: UncheckedRequest, start: Path | None, card: ModelCard, limits: Limits
 ) -> tuple[int | None, int | None]:
-    """Return the height and the width of a request, by default the start picture's within the limits."""
+    """Return the height and the width of a request, by default the sides of the picture `start` within the limits."""
     height, width = unchecked.height, unchecked.width
     if start is None or None not in (height, width):
         return height, width
     with without_folder(start):
         own = size_from(InputPicture.read(str(start), pixels=False).size, card, limits.side)
     return own[0] if height is None else height, own[1] if width is None else width
+
+
+def control_upload(unchecked: UncheckedRequest) -> Path | None:
+    """Return the upload that a checked request makes its control picture from, or None without a ControlNet.
+
+    Raises InputError for a ControlNet without a picture, and for settings of a ControlNet without one.
+    """
+    if unchecked.control:
+        if unchecked.control_image is None:
+            raise InputError("control_image: the ControlNet reads a picture; drop one, or choose no ControlNet")
+        return uploaded_path(unchecked.control_image, "control_image")
+    given = next((name for name in _OF_CONTROL if getattr(unchecked, name) not in (None, False)), None)
+    if given is not None:
+        raise InputError(f"{given}: it is for a ControlNet; choose one, or leave it out")
+    return None
+
+
+def control_picture(upload: Path, asked: UncheckedRequest, size: tuple[int | None, int | None], limits: Limits) -> Path:
+    """Return the control picture that a checked request makes from an upload: the upload, or a file with its edges.
+
+    size: (height, width) of the drawn picture, which the edges have too: thin edges would fade in a resize. Raises
+    InputError for a file that is no picture, for thresholds in the wrong order, and as `keep`.
+    """
+    low, high = (
+        LOW if asked.canny_low is None else asked.canny_low,
+        HIGH if asked.canny_high is None else asked.canny_high,
+    )
+    if asked.control_preprocessor != CANNY:
+        return upload
+    if low > high:
+        raise InputError(f"canny_low {low}: it is above the high threshold, {high}; give a smaller number")
+    with without_folder(upload):
+        data = _edges(InputPicture.read(str(upload), CONTROL, pixels=False), size, low, high)
+    return keep(data, EDGES, limits.uploads)
+
+
+@functools.lru_cache(maxsize=8)  # a sheet has many pictures of the same edges
+def _edges(picture: InputPicture, size: tuple[int | None, int | None], low: int, high: int) -> bytes:
+    image = as_rgb(picture.open(), f"{CONTROL} {shown(picture.name)}")
+    height, width = size
+    buffer = io.BytesIO()
+    canny_picture(image.resize((width or image.width, height or image.height), Resampling.LANCZOS), low, high).save(
+        buffer, "png"
+    )
+    return buffer.getvalue()
+
+
+def _control_fields(
+    unchecked: UncheckedRequest, picture: Path | None, card: ModelCard, catalogue: Catalogue
+) -> dict[str, Any]:
+    """Return the Request fields of a ControlNet that reads `picture`, or none without one."""
+    if picture is None:
+        return {}
+    numbers = {name: getattr(unchecked, name) for name in ("control_scale", "control_start", "control_end")}
+    return {
+        "control": (str(catalogue.controlnets.chosen(unchecked.control, card)),),
+        "control_image": (str(picture),),
+        "guess_mode": unchecked.guess_mode,
+        **{name: (float(value),) for name, value in numbers.items() if value is not None},
+    }
 
 
 def with_model_here(record: Mapping[str, Any], source: str, catalogue: Catalogue) -> tuple[dict[str, Any], str | None]:
@@ -151,10 +221,12 @@ def with_model_here(record: Mapping[str, Any], source: str, catalogue: Catalogue
 
 
 def with_files_here(record: Mapping[str, Any], source: str, catalogue: Catalogue) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings as `with_model_here`, with the LoRAs that are here, and lines about the others."""
+    """Return the settings as `with_model_here`, with the LoRAs and the ControlNet here, and lines about others."""
     settings, line = with_model_here(record, source, catalogue)
-    settings, lines = catalogue.option_files.here(settings, source, catalogue.card(settings["model"]))
-    return settings, [*filter(None, [line]), *lines]
+    card = catalogue.card(settings["model"])
+    settings, lines = catalogue.option_files.here(settings, source, card)
+    settings, more = catalogue.controlnets.here(settings, source, card)
+    return settings, [*filter(None, [line]), *lines, *more]
 
 
 def files_of(cards: Sequence[ModelCard]) -> dict[str, Path]:
@@ -171,13 +243,16 @@ def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tu
     Raises InputError, NonFiniteError, OSError if the disk cannot be written, MemoryError, DeviceLostError.
     """
     engine.catalogue.option_files.check(run.request)
-    drawing.begin_hashes(run)  # beside the loading
+    try:
+        drawing.begin_hashes(run)  # beside the loading
+    except InputError as error:
+        raise InputError(engine.catalogue.controlnets.without_paths(str(error), run.request)) from None
     pipe = engine.pipeline_of(run)
     pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)
     paths = [folder / f"{start}{path}" for path in files.picture_paths(pattern, run.cells, names)]
     output = Output(paths, embeds=True)
-    steps = _with_names(engine.budget.watch(drawing.draw(run, pipe)), engine.catalogue.option_files)
+    steps = _with_names(engine.budget.watch(drawing.draw(run, pipe)), engine.catalogue)
     told = -INTERVAL
     with without_folder(*(Path(each.name) for each in inputs_of(run))):
         for progress, drawn in write_beside(
@@ -188,21 +263,23 @@ def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tu
                 yield progress, drawn
 
 
-def _with_names(steps: Iterator[Progress], files: OptionFiles) -> Iterator[Progress]:
+def _with_names(steps: Iterator[Progress], catalogue: Catalogue) -> Iterator[Progress]:
     """Yield the steps. The settings of finished pictures name files without the folder."""
     for step in steps:
-        finished = [replace(each, record=_named(files.record_with_names(each.record))) for each in step.finished]
+        finished = [replace(each, record=_named(catalogue.record_with_names(each.record))) for each in step.finished]
         yield replace(step, finished=finished)
 
 
 def _named(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {**record, **{name: Path(record[name]).name for name in ("init_image", "mask") if name in record}}
+    named: dict[str, Any] = {name: Path(record[name]).name for name in ("init_image", "mask") if name in record}
+    if "control_image" in record:
+        named["control_image"] = [Path(each).name for each in record["control_image"]]
+    return {**record, **named}
 
 
 def inputs_of(run: Run) -> list[InputPicture]:
-    """Return the picture that a run starts from and its mask, as far as it has them."""
-    start = run.cells[0].start
-    return [] if start is None else start.pictures
+    """Return the picture that a run starts from, its mask and its control picture, as far as it has them."""
+    return [picture for given in run.cells[0].given for picture in given.pictures]
 
 
 def write_grid(run: Run, pictures: Sequence[Drawn]) -> Path:
@@ -222,12 +299,14 @@ def write_grid(run: Run, pictures: Sequence[Drawn]) -> Path:
 
 
 def _started_inside(cell: Cell, drawn: Drawn) -> Cell:
-    """Return the cell of a picture with the start picture and the mask inside its PNG. The uploads may be gone."""
-    if cell.start is None:
-        return cell
-    start, inside = cell.start, str(drawn.path)
-    mask = start.mask and replace(start.mask, picture=replace(start.mask.picture, inside=inside))
-    return replace(cell, start=replace(start, picture=replace(start.picture, inside=inside), mask=mask))
+    """Return the cell of a picture whose own pictures are inside its PNG. The uploads may be gone."""
+    inside, start, control = str(drawn.path), cell.start, cell.control
+    if control is not None:
+        control = replace(control, pictures=tuple(replace(each, inside=inside) for each in control.pictures))
+    if start is not None:
+        mask = start.mask and replace(start.mask, picture=replace(start.mask.picture, inside=inside))
+        start = replace(start, picture=replace(start.picture, inside=inside), mask=mask)
+    return replace(cell, start=start, control=control)
 
 
 def write_zip(folder: Path, root: Path, paths: Sequence[Path], most: int) -> Path:

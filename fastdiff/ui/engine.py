@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+
 from fastdiff.arguments import naming
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
@@ -17,6 +19,7 @@ from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
 from fastdiff.execution.devices import resolve_device
 from fastdiff.kinds import Precision
 from fastdiff.models.autoencoder_tiny import AutoencoderTiny
+from fastdiff.models.controlnet import ControlNetModel
 from fastdiff.models.model import Model
 from fastdiff.pipelines import Pipeline
 from fastdiff.pipelines.adapting import Adapting
@@ -26,12 +29,13 @@ from fastdiff.requests.file_option import FileOption, weight_of
 from fastdiff.requests.request import Request
 from fastdiff.requests.styles import Styles
 from fastdiff.runs.drawing import Progress, Run
+from fastdiff.runs.option_files.controlnets import weights_of_controlnets
 from fastdiff.ui.option_files.offered import OptionFiles
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.messages import PROBLEMS
 from fastdiff.ui.queueing.queue import Queue
 
-MAX_LOADED = 2  # models that stay in memory: a comparison uses two
+MAX_LOADED = 2  # models that stay in memory, and ControlNets: a comparison uses two
 KEPT = 4  # LoRAs that stay in memory although the last run did not use them
 _State = tuple[tuple[object, ...], ...]
 
@@ -66,6 +70,7 @@ class Engine:
         self.budget = Budget(max_minutes)
         self.queue = Queue(PROBLEMS)
         self._loaded: OrderedDict[tuple[object, Precision], Pipeline] = OrderedDict()
+        self._nets: OrderedDict[object, ControlNetModel] = OrderedDict()
         self._lock = threading.Lock()
 
     def pipeline(self, card: ModelCard, scheduler: str | None, precision: Precision = PRECISION) -> Pipeline:
@@ -74,13 +79,15 @@ class Engine:
         return shared.with_scheduler(scheduler_of(card, scheduler))
 
     def pipeline_of(self, run: Run) -> Pipeline:
-        """Return the pipeline of a run, whose model has the LoRAs and embeddings of the run until the next call.
+        """Return the pipeline of a run, with its ControlNet.
 
-        Raises as `Pipeline.from_card`, and as `Applier.apply`.
+        The model has the LoRAs and embeddings of the run until the next call.
+
+        Raises as `Pipeline.from_card`, as `Applier.apply` and as `ControlNetModel.from_pretrained`.
         """
         pipe = self.pipeline(run.card, run.request.scheduler, run.request.precision)
         self._applier.apply(pipe, run.request)
-        return pipe
+        return self._controlled(pipe, run)
 
     def warm_up(self, name: str) -> None:
         """Load a model and draw one step, so the first request finds the model ready."""
@@ -102,6 +109,28 @@ class Engine:
                 )
             self._loaded.move_to_end(key)
             return self._loaded[key]
+
+    def _controlled(self, pipe: Pipeline, run: Run) -> Pipeline:
+        """Return the pipeline with the ControlNet of a run, if it has one. The last ones stay in memory."""
+        if not run.request.control:
+            return pipe
+        try:
+            net = self._controlnet(run.request, pipe.dtype)
+            return pipe.with_parts(controlnet=net)
+        except (InputError, NonFiniteError) as error:
+            told = self.catalogue.controlnets.without_paths(str(error), run.request)
+            raise type(error)(told) from None
+
+    def _controlnet(self, request: Request, dtype: torch.dtype) -> ControlNetModel:
+        (folder,), (files,) = request.control, weights_of_controlnets(request)
+        key = tuple(map(state_of, files)), dtype
+        with self._lock:
+            if key not in self._nets:
+                while len(self._nets) >= MAX_LOADED:
+                    self._nets.popitem(last=False)
+                self._nets[key] = ControlNetModel.from_pretrained(folder, device=self.device, dtype=dtype)
+            self._nets.move_to_end(key)
+            return self._nets[key]
 
     def _with_previews(self, pipe: Pipeline) -> Pipeline:
         """Give a pipeline the `preview_vae`, if it decodes the pipeline's latents."""
@@ -179,8 +208,8 @@ class Budget:
     def __init__(self, minutes: float | None = None) -> None:
         """minutes: the most that a request may take; None for no limit."""
         self.minutes = minutes
-        # seconds per step and picture, by (model, precision) and then by the picture's number of pixels
-        self._seconds: dict[tuple[Path, str], dict[int, float]] = defaultdict(dict)
+        # seconds per step and picture, by model, precision and ControlNet, and then by the picture's number of pixels
+        self._seconds: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
 
     def check(self, *runs: Run, spent: float = 0.0) -> None:
         """Raise InputError if `runs` are estimated to take too long.
@@ -216,8 +245,8 @@ class Budget:
             )
 
 
-def _model(run: Run) -> tuple[Path, str]:
-    return run.card.source, run.request.precision
+def _model(run: Run) -> tuple[object, ...]:
+    return run.card.source, run.request.precision, run.request.control
 
 
 def _pixels(run: Run) -> int:

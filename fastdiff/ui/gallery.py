@@ -45,6 +45,12 @@ _SHOWN = {
     "strength": "Strength",
     "mask": "Mask",
     "mask_blur": "Mask blur",
+    "control": "ControlNet",
+    "control_image": "Control picture",
+    "control_scale": "Control scale",
+    "control_start": "Control from",
+    "control_end": "Control until",
+    "guess_mode": "Guess mode",
     "upscale": "Upscale",
     "upscale_strength": "Upscale strength",
     "upscale_mode": "Upscale mode",
@@ -69,6 +75,7 @@ _VARIED = {  # settings that can differ between pictures, and how a caption show
     "negative_prompt": "not {}",
     "lora": "LoRA {}",
     "strength": "strength {}",
+    "control_scale": "control scale {}",
     "width": "{} wide",
     "height": "{} high",
 }
@@ -242,7 +249,7 @@ def _before(path: Path, record: Mapping[str, Any], most: int) -> Path | None:
 
     Raises InputError as `keep_inputs`, and for data that is no picture.
     """
-    name = keep_inputs(path, record, most)[0].get("init_image")
+    name = keep_inputs(path, record, most, ("init_image",))[0].get("init_image")
     if name is None:
         return None
     start = Path(name)

@@ -12,7 +12,7 @@ from fastdiff.requests import png
 from fastdiff.requests.request import AXES
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.ui.drawing import Drawn
-from fastdiff.ui.parts.look import SMALL
+from fastdiff.ui.serving.look import SMALL
 
 PREVIEW_INTERVAL = 0.25  # seconds between two previews
 MAX_PREVIEW = SMALL  # larger previews are scaled down, unless a preview_vae decodes them

@@ -20,11 +20,11 @@ from fastdiff.execution import temporaries
 from fastdiff.runs.files import check
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.page import build_page
-from fastdiff.ui.parts.look import CSS, JS, THEME
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.serving.access import HostNames, Users, is_reached_by_others
 from fastdiff.ui.serving.failures import Failures
 from fastdiff.ui.serving.listeners import Listeners
+from fastdiff.ui.serving.look import CSS, JS, THEME
 from fastdiff.ui.serving.owners import Owners
 from fastdiff.ui.serving.security import Guard
 from fastdiff.ui.serving.store import Store, remove_empty

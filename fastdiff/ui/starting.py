@@ -1,4 +1,4 @@
-"""The events that put a picture into the form of Draw, and the requests that enlarge a picture."""
+"""The events that put start and control pictures into the form of Draw, and the requests that enlarge a picture."""
 
 import base64
 import io
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.blocks import Block
 from gradio.components import Component
 from PIL import Image
 
@@ -15,25 +16,27 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.pipelines.pil_images import as_rgb
 from fastdiff.requests.defaults import UPSCALE_STRENGTH
-from fastdiff.requests.input_picture import InputPicture
+from fastdiff.requests.input_picture import CONTROL, INIT_IMAGE, InputPicture
 from fastdiff.requests.request import AXES
-from fastdiff.ui.drawing import Drawn, with_files_here
+from fastdiff.ui.drawing import Drawn, control_picture, with_files_here
 from fastdiff.ui.gallery import required
 from fastdiff.ui.inputs.mask import editor_html, mask_at
 from fastdiff.ui.inputs.size import size_from
 from fastdiff.ui.inputs.uploaded import keep_drawn, keep_inputs, uploaded_path, without_folder
 from fastdiff.ui.parts.catalogue import Catalogue
+from fastdiff.ui.parts.control_fields import NO_NET, preview_html
 from fastdiff.ui.parts.controls import SizeControls
 from fastdiff.ui.parts.draw_fields import EDITOR
 from fastdiff.ui.parts.examples import fit_examples
 from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.messages import PROBLEMS, note, problem
-from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.parts.request import CANNY, Limits, UncheckedRequest
 from fastdiff.ui.parts.running import QUICK, Updates
 from fastdiff.ui.parts.upload import form_settings, numerics_notice
 
 STARTS = "Starts from {}. Set the strength, and press Generate."
 PAINTS = "Starts from {}. Paint what should change, and press Generate."
+CONTROLS = "{} follows {}. Press Generate."
 UPSCALE = 1.5  # of the button
 SIDE = 512  # pixels of the longer side in the editor, at least: a small picture is hard to paint on
 MOST = 1024  # at most
@@ -56,8 +59,63 @@ class Starting:
         whole: dict[str, Any] = {"preprocess": False, **QUICK}
         start.picture.upload(self.begin, {start.picture, model}, [*size, *start.shown, self.status], **whole)
         start.picture.clear(self.end, {model}, [*size, *start.shown], **whole)
+        self._connect_control(whole)
         masking = [start.strength, start.masks, start.editor, start.mask, start.mask_blur, self.status]
         start.masks.input(self.paint, {start.picture, start.strength, start.masks, model}, masking, **whole)
+
+    def _connect_control(self, whole: Mapping[str, Any]) -> None:
+        control, model, size = self.form.control, self.form.model, self.form.sides[0].size
+        fields, sides = control.fields, [size.width, size.height]
+        picture = fields.control_image
+        others: set[Block] = {fields.control, self.form.start.picture, model}
+        shown = [*size.components, control.box, fields.control, picture, self.status]
+        picture.upload(self.begin_control, {picture, *others}, shown, **whole)
+        picture.clear(self.end_control, others, shown, **whole)
+        made_from = [picture, fields.control_preprocessor, fields.canny_low, fields.canny_high, *sides]
+        gr.on(
+            [field.change for field in made_from],  # type: ignore[attr-defined]  # every field with a value has it
+            self.preview,
+            {*made_from},
+            control.preview,
+            trigger_mode="always_last",
+            **whole,
+        )
+
+    def begin_control(self, data: Mapping[Component, Any]) -> Updates:
+        """Take the ControlNet and, without a start picture, the size for the control picture that was dropped."""
+        control = self.form.control
+        try:
+            path = uploaded_path(data[control.fields.control_image], "control_image")
+            card = self.catalogue.card(data[self.form.model])
+            updates = self._size_from(path, card, CONTROL)
+            net, chosen = control.begin(self.catalogue, card, data[control.fields.control])
+        except PROBLEMS as error:
+            return {self.status: problem(error), control.fields.control_image: None}
+        updates = updates if data[self.form.start.picture] is None else {}
+        return updates | chosen | {self.status: note(CONTROLS.format(net, path.name))}
+
+    def end_control(self, data: Mapping[Component, Any]) -> Updates:
+        """Choose no ControlNet, and return to the model's own size, after the control picture was removed."""
+        none: Updates = {self.form.control.fields.control: NO_NET}
+        try:
+            card = self.catalogue.card(data[self.form.model])
+        except PROBLEMS:  # the model no longer exists
+            return none
+        return none | (self._resized(card, {}) if data[self.form.start.picture] is None else {})
+
+    def preview(self, data: Mapping[Component, Any]) -> str:
+        """Return the HTML of the control picture that would be made, or of what is wrong with it."""
+        fields, size = self.form.control.fields, self.form.sides[0].size
+        if data[fields.control_image] is None or data[fields.control_preprocessor] != CANNY:
+            return ""
+        values = {name: data[field] for name, field in vars(fields).items() if name.startswith(("canny_", "control_p"))}
+        asked = UncheckedRequest(width=data[size.width], height=data[size.height], **values)
+        try:
+            asked = self.form.limits.check(asked)
+            upload = uploaded_path(data[fields.control_image], "control_image")
+            return preview_html(control_picture(upload, asked, (asked.height, asked.width), self.form.limits))
+        except PROBLEMS as error:
+            return problem(error)
 
     def begin(self, data: Mapping[Component, Any]) -> Updates:
         """Take the size of the start picture that was dropped."""
@@ -114,10 +172,10 @@ class Starting:
 
         return start
 
-    def _size_from(self, path: Path, card: ModelCard) -> Updates:
-        """Return the updates that fit the size to a start picture. Raises InputError if it is no picture."""
+    def _size_from(self, path: Path, card: ModelCard, setting: str = INIT_IMAGE) -> Updates:
+        """Return the updates that fit the size to a picture. Raises InputError if it is no picture."""
         with without_folder(path):
-            size = InputPicture.read(str(path)).size
+            size = InputPicture.read(str(path), setting).size
         height, width = size_from(size, card, self.form.limits.side)
         return self._resized(card, {"width": width, "height": height})
 
@@ -162,7 +220,9 @@ def larger(chosen: Drawn, catalogue: Catalogue, limits: Limits) -> UncheckedRequ
         if record.get("init_image") is None and chosen.record.get("init_image") is not None:
             raise InputError(f"upscale: {missing[-1]}")
         return replace(UncheckedRequest.from_record(record), num_images=1, upscale=UPSCALE)
-    asked = UncheckedRequest.from_record({**record, **dict.fromkeys(("mask", "mask_blur", "init_image", "strength"))})
+    kept, _ = keep_inputs(chosen.path, record, limits.uploads, ("control_image",))
+    started = dict.fromkeys(("mask", "mask_blur", "init_image", "strength"))
+    asked = UncheckedRequest.from_record({**record, **kept, **started})
     multiple = catalogue.card(record["model"]).size_factor
     with without_folder(chosen.path):
         sides = InputPicture.read(str(chosen.path), pixels=False).size

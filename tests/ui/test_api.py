@@ -193,7 +193,7 @@ def test_refusals(client, options, message):
         client.predict(**options, api_name="/generate")
 
 
-DEFAULTS = ["emoji64", None, 0, 1, 1, *[None] * 22]
+DEFAULTS = ["emoji64", None, 0, 1, 1, *[None] * 31]
 HUGE = 10**400  # not exact as a float
 
 

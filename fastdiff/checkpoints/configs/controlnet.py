@@ -133,3 +133,33 @@ class ControlNetConfig(DenoiserConfig):
         widths = self.conditioning_embedding_out_channels
         found["conditioning_channels"] = 9 * self.conditioning_channels * widths[0]
         return found | {"conditioning_embedding_out_channels": 9 * sum(width**2 for width in widths[:-1])}
+
+    def check_fit(self, theirs: UNet2DConditionConfig, scale: int) -> None:
+        """Raise InputError if a ControlNet of this config cannot guide a U-Net of the config `theirs`.
+
+        scale: pixels for each latent.
+        """
+        remedy = "give one that was trained for this model"
+        for name, found, wanted in (
+            ("cross_attention_dim", self.cross_attention_dim, theirs.text_width),
+            ("in_channels", self.in_channels, theirs.state_channels),
+            ("addition_embed_type", self.addition_embed_type, theirs.addition_embed_type),
+            ("projection_class_embeddings_input_dim", self.encoder.added_shapes, theirs.added_shapes),
+            (
+                "block_out_channels, layers_per_block",
+                self.encoder.residual_shapes(64, 64),
+                theirs.residual_shapes(64, 64),
+            ),
+        ):
+            if found != wanted:
+                is_short = isinstance(found, int | str | None)
+                differs = f" is {found}, and the U-Net needs {wanted}" if is_short else " differ"
+                raise InputError(f"controlnet: its {name}{differs}; {remedy}")
+        if self.takes_labels:
+            raise InputError("controlnet: it takes class labels, which no prompt gives; call the model directly")
+        if theirs.has_k_blocks or theirs.mid_stage is None:
+            raise InputError("controlnet: this U-Net's blocks take no residuals of a ControlNet; leave it out")
+        if self.condition_scale != scale:
+            raise InputError(
+                f"controlnet: it shrinks control pictures by {self.condition_scale}, and the VAE by {scale}; {remedy}"
+            )

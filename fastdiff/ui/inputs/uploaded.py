@@ -6,7 +6,7 @@ A path that a browser sends opens uploads alone. Its folder is a hash of the fil
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,18 @@ from fastdiff.checkpoints.single_files.listing import last_part
 from fastdiff.errors import InputError
 from fastdiff.execution import temporaries
 from fastdiff.requests import png
+from fastdiff.requests.input_picture import CONTROL, INIT_IMAGE, MASK
 
 PICTURES = "pictures"  # folder beside the uploads, for API clients without a login
 # settings that are pictures: their names inside a PNG, their words, and the settings that need them
 _INPUTS = {
-    "init_image": ("init-image", "start picture", ("strength", "mask", "mask_blur")),
-    "mask": ("mask", "mask", ("mask_blur",)),
+    "init_image": (INIT_IMAGE, "start picture", ("strength", "mask", "mask_blur")),
+    "mask": (MASK, "mask", ("mask_blur",)),
+    "control_image": (
+        CONTROL,
+        "control picture",
+        ("control", "control_scale", "control_start", "control_end", "guess_mode"),
+    ),
 }
 
 
@@ -78,14 +84,19 @@ def keep_drawn(path: Path, most: int) -> Path:
         return keep(png.without_inputs(path), path.name, most)
 
 
-def keep_inputs(path: Path, record: Mapping[str, Any], most: int) -> tuple[dict[str, Any], list[str]]:
+def keep_inputs(
+    path: Path, record: Mapping[str, Any], most: int, names: Sequence[str] = tuple(_INPUTS)
+) -> tuple[dict[str, Any], list[str]]:
     """Return copies of the pictures inside the PNG `path` that its `record` names, by setting, and lines about others.
 
     A setting is None if its picture is missing, and so are the settings that need it. Raises as `keep_drawn`.
+
+    names: the settings; by default, all that are pictures.
     """
     kept: dict[str, Any] = {}
     lines = []
-    for name, (setting, what, dependents) in _INPUTS.items():
+    for name in names:
+        setting, what, dependents = _INPUTS[name]
         if record.get(name) is None or name in kept:
             continue
         with without_folder(path):

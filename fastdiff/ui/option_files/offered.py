@@ -144,7 +144,7 @@ class OptionFiles:
         offered, digits = self.loras(card), record.get("lora_hashes") or ()
         for i, text in enumerate(record.get(LORA) or ()):
             option = FileOption.parse(text)
-            name, line = _find(option.path, digits[i] if i < len(digits) else None, offered, source)
+            name, line = find_offered("LoRA", option.path, digits[i] if i < len(digits) else None, offered, source)
             found += [] if name is None else [f"{name}:{weight_of(option):g}"]
             lines += [] if line is None else [line]
         tokens = self.embeddings(card) if record.get(EMBEDDING) else {}
@@ -184,8 +184,13 @@ def _width(card: ModelCard, part: str) -> Any:
         return None
 
 
-def _find(name: str, digits: str | None, offered: Mapping[str, Path], source: str) -> tuple[str | None, str | None]:
-    """Return the name of a recorded LoRA here, or None, and a line if it is missing or another file."""
+def find_offered(
+    what: str, name: str, digits: str | None, offered: Mapping[str, Path], source: str
+) -> tuple[str | None, str | None]:
+    """Return the name of a recorded file here, or None, and a line if it is missing or another file.
+
+    what: for the line, such as "LoRA". digits: the recorded hash. offered: the files on offer. source: the PNG's name.
+    """
     hashes = {each: _known(path) for each, path in offered.items()}
     same = [each for each, own in hashes.items() if own is not None and own == digits]
     named = [each for each in offered if last_part(each) == last_part(name)]
@@ -194,7 +199,7 @@ def _find(name: str, digits: str | None, offered: Mapping[str, Path], source: st
         unknown = [offered[each] for each, own in hashes.items() if own is None] if digits else []
         begin_known(unknown)
         later = f"; fastdiff now computes {len(unknown)} hashes, so load the picture again later" if unknown else ""
-        return None, f"not restored: the LoRA {last_part(name)}, which is not here by name or hash{later}"
+        return None, f"not restored: the {what} {last_part(name)}, which is not here by name or hash{later}"
     own = hashes[found]
     if own and digits and own != digits:
         return found, f"{found} is not the file that drew {source}: its hash is {own[:10]}, not {digits[:10]}"

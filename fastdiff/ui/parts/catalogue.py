@@ -4,8 +4,10 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fastdiff.checkpoints import hub, registry
+from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_hash import state_of
 from fastdiff.checkpoints.single_files.cards import file_card
@@ -15,9 +17,13 @@ from fastdiff.checkpoints.single_files.reading import is_single_file
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.requests.defaults import PAGE, Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.requests.file_option import FileOption
+from fastdiff.requests.request import Request
 from fastdiff.requests.styles import Styles
 from fastdiff.text.tokenizer import CLIPTokenizer
+from fastdiff.ui.option_files.controlnets import ControlNets
 from fastdiff.ui.option_files.offered import OptionFiles
+
+_CONTROLNET = registry.CONTROLNET.class_name
 
 
 class Catalogue:
@@ -42,6 +48,7 @@ class Catalogue:
         self.defaults = defaults
         self.styles = styles or Styles()
         self.option_files = files or OptionFiles()
+        self.controlnets = ControlNets(self._control_folders, allow_hub=allow_hub)
         self._tokenizers: dict[Path, tuple[CLIPTokenizer, ...]] = {}
         self._files = _FileCards()
         self._lock = threading.Lock()
@@ -109,6 +116,19 @@ class Catalogue:
         """Return the default options of `card` with `scheduler`, or with the model's own scheduler."""
         asked = SamplingOptions(scheduler=scheduler)
         return complete_sampling(asked, ModelFacts.of(card), self.defaults, labelled=bool(card.labels))
+
+    def with_names(self, request: Request) -> Request:
+        """Return a request of the page with its files by their names, as its PNG stores them."""
+        return self.option_files.with_names(self.controlnets.with_names(request))
+
+    def record_with_names(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a picture, with its files by name."""
+        return self.option_files.record_with_names(self.controlnets.record_with_names(record))
+
+    def _control_folders(self) -> dict[str, Path]:
+        """Return the folders of the ControlNets on offer, by name."""
+        local = {} if self.folder is None else _controlnets_below(self.folder)
+        return hub.bundled_controlnets() | local
 
     def _places(self) -> dict[str, Path]:
         places, _ = self._search()
@@ -194,11 +214,28 @@ def _places_below(root: Path) -> tuple[dict[str, Path], dict[str, str]]:
     refused: dict[str, str] = {}
     for place in find_models(root):
         name, reason = f"./{place.relative_to(root).as_posix()}", _refusal(place, root)
+        if _is_of_controlnet(place):
+            continue
         if reason is None:
             places[name] = place
         else:
             refused[name] = reason
     return places, refused
+
+
+def _controlnets_below(root: Path) -> dict[str, Path]:
+    """Return the folders of ControlNets below `root`, by name, except those that must not be read."""
+    folders = dict.fromkeys(place.parent for place in find_models(root) if _is_of_controlnet(place))
+    return {f"./{each.relative_to(root).as_posix()}": each for each in folders if _refusal(each, root) is None}
+
+
+def _is_of_controlnet(place: Path) -> bool:
+    """Return whether a file of weights is in the folder of a ControlNet."""
+    config = place.parent / "config.json"
+    try:
+        return is_single_file(place) and config.is_file() and read_json(config).get("_class_name") == _CONTROLNET
+    except (InputError, OSError):
+        return False
 
 
 def _refusal(place: Path, root: Path) -> str | None:

@@ -15,6 +15,7 @@ from fastdiff.ui.inputs.axes import Axes
 from fastdiff.ui.inputs.uploaded import uploaded_path
 from fastdiff.ui.parts.axis_fields import AxisFields
 from fastdiff.ui.parts.catalogue import Catalogue
+from fastdiff.ui.parts.control_fields import ControlSection
 from fastdiff.ui.parts.controls import (
     LoraControls,
     SamplingControls,
@@ -178,6 +179,7 @@ class DrawForm(Form):
     start: StartControls
     prompting: PromptingControls
     enlarging: UpscaleControls
+    control: ControlSection
 
     @classmethod
     def build(cls, catalogue: Catalogue, card: ModelCard, limits: Limits) -> "DrawForm":
@@ -191,6 +193,7 @@ class DrawForm(Form):
         )
         seeds = SeedField.build()
         start = StartControls.build(card)
+        control = ControlSection.build(catalogue, card)
         with gr.Accordion("More settings", open=False, elem_id="more"):
             sampling = SamplingControls.build(catalogue, card, limits)
             prompting = PromptingControls.build(card)
@@ -207,9 +210,8 @@ class DrawForm(Form):
             )
         axes = AxisFields.build(card)
         side = ModelControls(catalogue, limits, model, gr.State(card.name), sampling, size, loras)
-        return cls(
-            catalogue, limits, labels, boxes, seeds, [side], num_images, batch_size, axes, start, prompting, enlarging
-        )
+        own_fields = (num_images, batch_size, axes, start, prompting, enlarging, control)
+        return cls(catalogue, limits, labels, boxes, seeds, [side], *own_fields)
 
     @property
     def model(self) -> gr.Dropdown:
@@ -224,7 +226,7 @@ class DrawForm(Form):
         """The fields, in the order in which the browser stores their values."""
         (side,) = self.sides
         groups = (self.labels, self.boxes, side.loras, side.sampling, side.size, self.axes)
-        own = (self.start, self.prompting, self.enlarging)
+        own = (self.start, self.prompting, self.enlarging, self.control)
         single = [side.model, side.fitted, self.num_images, self.seed, self.batch_size]
         return single + [component for group in (*groups, *own) for component in group.components]
 
@@ -232,7 +234,7 @@ class DrawForm(Form):
         card = self.catalogue.card(data[self.model])
         counts = {"num_images": data[self.num_images], "batch_size": data[self.batch_size]}
         own = self.start.chosen(data, card) | self.prompting.chosen(data, card)
-        own |= self.enlarging.chosen(data, card)
+        own |= self.enlarging.chosen(data, card) | self.control.chosen(data, card)
         return replace(super().request(data, side), **counts, **own)
 
     def fit(self, data: Mapping[Component, Any], side: int = 0) -> Updates | None:
@@ -241,7 +243,7 @@ class DrawForm(Form):
             return None
         before, card = (self.catalogue.card(data[each]) for each in (self.sides[side].fitted, self.model))
         updates |= self.start.fit((before, card), data) | self.prompting.fit(card, data)
-        updates |= self.enlarging.fit(card, data)
+        updates |= self.enlarging.fit(card, data) | self.control.fit(self.catalogue, card, data)
         return updates | self.axes.fit(card, data, keep_label=are_alike(before, card))
 
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
@@ -252,18 +254,24 @@ class DrawForm(Form):
             **self.start.show(card, record),
             **self.prompting.updates(PromptingControls.properties(card, record)),
             **self.enlarging.updates(UpscaleControls.properties(card, record)),
+            **self.control.show(self.catalogue, card, record),
         }
 
     def known_files(self, request: UncheckedRequest) -> UncheckedRequest:
-        """Return a request without the LoRAs that are not on offer any more, and without a picture that is gone."""
-        offered = self.catalogue.option_files.loras(self.catalogue.card(request.model))
+        """Return a request without LoRAs and a ControlNet that are not on offer any more, or pictures that are gone."""
+        card = self.catalogue.card(request.model)
+        offered = self.catalogue.option_files.loras(card)
         kept = [text for text in request.lora or () if FileOption.parse(text).path in offered]
         request = replace(request, lora=kept or None)
-        try:
-            uploaded_path(request.init_image)
-        except InputError:
-            return replace(request, init_image=None, strength=None, mask=None, mask_blur=None)
+        if not _is_there(request.init_image):
+            request = replace(request, init_image=None, strength=None, mask=None, mask_blur=None)
+        if request.control not in self.catalogue.controlnets.offered(card) or not _is_there(request.control_image):
+            request = replace(request, **dict.fromkeys(vars(self.control.fields)))
         return request
+
+    def follow(self) -> None:
+        super().follow()
+        self.control.follow(self.catalogue, self.model)
 
     def show_request(self, card: ModelCard, request: UncheckedRequest, editor: str | None = None) -> Updates:
         """Fit the form to `card`, and fill in a valid request. A label that is not on offer becomes the first one.
@@ -273,3 +281,11 @@ class DrawForm(Form):
         label = request.label if LabelPickers.offers(card, request.label) else None
         chosen = {name: value for name, value in vars(request).items() if value is not None}
         return self.show(card, chosen | {"num_inference_steps": request.steps, "label": label, EDITOR: editor})
+
+
+def _is_there(upload: Any) -> bool:
+    try:
+        uploaded_path(upload)
+    except InputError:
+        return False
+    return True

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Len
 
-from fastdiff.kinds import MAX_SEED, Label, Prompt, Seed
+from fastdiff.kinds import MAX_SEED, Fraction, Label, Prompt, Seed
 from fastdiff.requests import defaults
 from fastdiff.requests.completion import random_seed
 from fastdiff.requests.request import Request
@@ -18,6 +18,10 @@ Loras = Annotated[
     tuple[Name, ...], Len(0, MAX_LORAS), Wanted(f"a list of up to {MAX_LORAS} names, each NAME or NAME:WEIGHT")
 ]
 Picture = Annotated[Any, Wanted("an uploaded picture")]  # `uploaded_path` checks it
+Preprocessor = Literal["none", "canny"]
+PREPROCESSOR, CANNY = get_args(Preprocessor)
+_Threshold = whole(0, 2040)  # of the gradient in fastdiff.edges
+_Number = Annotated[float, Wanted("a finite number")]
 RANDOM = -1  # the seed of the form when it opens, as in A1111; None and an empty field mean the same
 _SeedOrRandom = Annotated[
     Seed | Literal[-1] | None, Wanted(f"a whole number from 0 to {MAX_SEED}, or {RANDOM} for a random seed")
@@ -55,6 +59,15 @@ class UncheckedRequest:
     upscale: Any = None
     upscale_strength: Any = None
     upscale_mode: Any = None
+    control: Any = None  # the name of a ControlNet
+    control_image: Any = None  # an upload, as `init_image`
+    control_preprocessor: Any = None  # what makes the control picture from it
+    canny_low: Any = None
+    canny_high: Any = None
+    control_scale: Any = None
+    control_start: Any = None
+    control_end: Any = None
+    guess_mode: Any = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "UncheckedRequest":
@@ -114,4 +127,13 @@ class Limits:
             "lora": Loras | None,
             "init_image": Picture | None,
             "mask": Picture | None,
+            "control": Name | None,
+            "control_image": Picture | None,
+            "control_preprocessor": Preprocessor | None,
+            "canny_low": _Threshold | None,
+            "canny_high": _Threshold | None,
+            "control_scale": _Number | None,
+            "control_start": Fraction | None,
+            "control_end": Fraction | None,
+            "guess_mode": bool | None,
         }

@@ -55,7 +55,8 @@ def command(models_dir, tmp_path, monkeypatch) -> Callable[..., Path]:
         here.mkdir()
         for name, data in {"apple.png": png_file(), **files}.items():
             (here / name).write_bytes(data)
-        (here / "text").symlink_to(models_dir / "text")
+        for folder in models_dir.iterdir():
+            (here / folder.name).symlink_to(folder)
         monkeypatch.chdir(here)
         monkeypatch.delenv("FASTDIFF_MODELS", raising=False)
         own = ["--prompt", prompt, "-s", "5", "--steps", "5", "--width", "64", "--height", "48", "--num-images", "1"]

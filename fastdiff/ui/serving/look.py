@@ -33,6 +33,9 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
                    background: var(--block-background-fill); color: var(--body-text-color); line-height: 1.3 }
 .examples button:hover { border-color: var(--primary-500) }
 .examples img { width: 100%; image-rendering: pixelated }
+#control-preview figure { margin: 0; text-align: center }
+#control-preview img { display: block; width: min(100%, 240px); margin: 0 auto; image-rendering: pixelated }
+#control-preview figcaption { font-size: var(--text-sm); color: var(--body-text-color-subdued) }
 .paint .layers { position: relative; isolation: isolate; width: min(100%, 420px); margin: 0 auto; line-height: 0 }
 .paint .layers img:first-child { width: 100% }
 .paint canvas, .paint .old { position: absolute; inset: 0; width: 100%; height: 100%; mix-blend-mode: screen;
@@ -211,9 +214,10 @@ JS = f"""
         setTimeout(() => grown.disconnect(), 1000);
     }}, true);
     for (const name of ["dragover", "drop"]) addEventListener(name, (event) => {{
-        if (!event.dataTransfer.types.includes("Files") || event.target.closest("#upload, #start button")) return;
+        const takesIt = event.target.closest("#upload, #start button, #control button");
+        if (!event.dataTransfer.types.includes("Files") || takesIt) return;
         event.preventDefault();  // otherwise the browser opens the file instead of the page
-        const isOwn = event.target.closest("#start");  // it has a picture, and takes no other
+        const isOwn = event.target.closest("#start, #control");  // it has a picture, and takes no other
         const input = name === "drop" && !isOwn && document.querySelector("#upload input[type=file]");
         if (!input) return;
         const first = new DataTransfer();
@@ -249,6 +253,9 @@ JS = f"""
         name(".row.size", "group", () => "Picture size");
         name("#axes", "group", () => "X/Y sheet");
         name("#start", "group", () => "Start picture");
+        name("#control", "group", () => "ControlNet");
+        name(".row.thresholds", "group", () => "Thresholds of edges");
+        name(".row.controlled", "group", () => "Controlled part of the run");
         name(".paint .tools", "group", () => "Tools of the mask");
         name(".row.interval", "group", () => "Guided part of the run");
         name(".row.syntax", "group", () => "Reading of the prompt");
