@@ -84,7 +84,7 @@ class ControlSection:
             net = gr.Dropdown(
                 _choices(catalogue, card),
                 label="ControlNet",
-                info="Draws along the lines of a picture",
+                info="The result follows a picture",
                 allow_custom_value=catalogue.allow_hub,
                 **properties["control"],
             )

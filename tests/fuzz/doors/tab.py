@@ -58,12 +58,17 @@ def _drop(folder: Path, options: Options) -> list[str]:
 
 @guarded
 def _start(folder: Path, options: Options) -> list[str]:
-    """Start from the folder's picture, paint on it, and let it be what was painted."""
+    """Start from the folder's picture, paint on it, let it be what was painted, and find its edges."""
     path = folder / pictures.NAME
     data = path.read_bytes() if path.exists() else b""
     file = upload(data, path.name)
     page, start = _page(folder), {"Start picture": file, "Paint a mask": True}
     said = page.press("Starting.begin", start) + page.press("Starting.paint", start)
+    control = {"Control picture": file, "Model": "emoji-sd", **dict(options)}
+    said += page.press("Starting.begin_control", control)
+    edges = page.press("Starting.preview", control)
+    if ("<figure" in edges) == (ALERT in edges):
+        return ["neither a control picture nor one line"]
     try:
         mask_at(f"data:image/png;base64,{base64.b64encode(data).decode()}", Limits().uploads)
     except InputError as error:

@@ -14,6 +14,9 @@ from PIL import Image
 from tests.fuzz.named import controls
 
 NAME, MASK, CONTROL = "start.png", "mask.png", "control.png"
+_EDGES = [
+    (name, value) for name in ("Low threshold", "High threshold", "Width") for value in ("0", "x", "1e400", "900")
+]
 SIDES = ("16", "24", "33", "1", "20000")
 _ORIENTATION = 0x0112
 
@@ -99,7 +102,8 @@ def loaded(draw: st.DrawFn) -> tuple[Any, ...]:
     )
     damaged = draw(st.lists(damage, max_size=1)) if form not in REFUSED and draw(st.integers(0, 3)) == 3 else []
     if draw(st.integers(0, 3)) == 0:
-        return (("picture", form, height, width), *damaged), "tab", "start", ()
+        fields = draw(st.lists(st.sampled_from(_EDGES), max_size=1))
+        return (("picture", form, height, width), *damaged), "tab", "start", tuple(fields)
     flags = [
         ("--init-image", f"../model/{NAME}"),
         ("--strength", draw(st.sampled_from(["1", "1", "1.0", "0.5", "nan"]))),

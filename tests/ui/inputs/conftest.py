@@ -1,6 +1,7 @@
 """A start picture, as an upload of the page and as a file of the command."""
 
 import io
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from fastdiff import cli
 from fastdiff.ui.drawing import Drawn, draw, prepare
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from tests.support.text_pipelines import tiny_controlnet
 from tests.ui.history.unserved import upload
 
 LIMITS = Limits(pictures=4, steps=50, side=128)
@@ -25,6 +27,18 @@ def png_file(size: tuple[int, int] = (64, 48), seed: int = 0) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="png")
     return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def controlled_dir(tmp_path_factory, text_folder) -> Path:
+    """A folder of text models and ControlNets: `edges` and `depth` fit ./text/sd1, `wide` fits none."""
+    root = tmp_path_factory.mktemp("controlled")
+    for kind in ("sd1", "sdxl"):
+        shutil.copytree(text_folder(kind), root / "text" / kind)
+    for seed, name in enumerate(("edges", "depth")):
+        tiny_controlnet("sd1", seed=seed).save_pretrained(root / "nets" / name)
+    tiny_controlnet("sd1", cross_attention_dim=48).save_pretrained(root / "nets" / "wide")
+    return root
 
 
 @pytest.fixture

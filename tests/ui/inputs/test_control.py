@@ -23,7 +23,6 @@ from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 from fastdiff.ui.starting import larger
-from tests.support.text_pipelines import tiny_controlnet
 from tests.ui.history.unserved import UnservedPage, upload
 from tests.ui.inputs.conftest import ASKED, LIMITS, png_file
 from tests.ui.inputs.test_mask import mask_file
@@ -35,15 +34,8 @@ FLAGS = ("--control", NET, "--control-image", "edges.png", "--embed-inputs")
 
 
 @pytest.fixture(scope="module")
-def models_dir(tmp_path_factory, text_folder) -> Path:
-    """A folder of text models and ControlNets: `edges` and `depth` fit ./text/sd1, `wide` fits none."""
-    root = tmp_path_factory.mktemp("models")
-    for kind in ("sd1", "sdxl"):
-        shutil.copytree(text_folder(kind), root / "text" / kind)
-    for seed, name in enumerate(("edges", "depth")):
-        tiny_controlnet("sd1", seed=seed).save_pretrained(root / "nets" / name)
-    tiny_controlnet("sd1", cross_attention_dim=48).save_pretrained(root / "nets" / "wide")
-    return root
+def models_dir(controlled_dir) -> Path:
+    return controlled_dir
 
 
 @pytest.fixture(scope="module")
