@@ -60,7 +60,8 @@ PNG_RECORD = {
     "versions": {"fastdiff": "0.1.0"},
 }
 _FURTHER = """prompt negative_prompt clip_skip model_hash precision device horizon axes picture_width config vae
-    prediction_type embedding embedding_hashes numerics schema unknown control control_image control_hashes control_scale"""
+    prediction_type embedding embedding_hashes numerics schema unknown
+    control control_image control_hashes control_scale"""
 PNG_KEYS = (*PNG_RECORD, *_FURTHER.split())
 
 WORDS = {

@@ -93,6 +93,18 @@ def test_a_start_picture(client, tmp_path):
             client.predict(**options, init_image=value, api_name="/generate")
 
 
+def test_a_controlnet(client, tmp_path):
+    path = tmp_path / "apple.png"
+    path.write_bytes(png_file())
+    options = {"model": "emoji-sd", "prompt": "a cat", "steps": 1, "control": "emoji-edges", "api_name": "/generate"}
+    own = {"control_image": handle_file(path), "control_preprocessor": "canny", "control_scale": 0.5}
+    (drawn,) = client.predict(**options, **own)
+    record = png.read_settings(drawn)
+    assert record | {"control": ["emoji-edges"], "control_scale": [0.5], "width": 64, "height": 48} == record
+    with pytest.raises(AppError, match="control_image: the ControlNet reads a picture"):
+        client.predict(**options)
+
+
 def test_weights_in_8_bits(client):
     (path,) = client.predict(model="./plain/tiny", steps=1, precision="int8", api_name="/generate")
     assert png.read_settings(path)["precision"] == "int8"
@@ -111,6 +123,7 @@ def test_models(client):
         "size": [16, 16],
         "labels": [],
         "reads_text": False,
+        "controlnets": [],
         "loras": [],
         "embeddings": [],
         "label_groups": {},
