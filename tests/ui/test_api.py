@@ -93,12 +93,13 @@ def test_a_start_picture(client, tmp_path):
             client.predict(**options, init_image=value, api_name="/generate")
 
 
-def test_a_controlnet(client, tmp_path):
+def test_a_controlnet(client, tmp_path, as_bundled):
     path = tmp_path / "apple.png"
     path.write_bytes(png_file())
     options = {"model": "emoji-sd", "prompt": "a cat", "steps": 1, "control": "emoji-edges", "api_name": "/generate"}
     own = {"control_image": handle_file(path), "control_preprocessor": "canny", "control_scale": 0.5}
-    (drawn,) = client.predict(**options, **own)
+    with as_bundled():
+        (drawn,) = client.predict(**options, **own)
     record = png.read_settings(drawn)
     assert record | {"control": ["emoji-edges"], "control_scale": [0.5], "width": 64, "height": 48} == record
     with pytest.raises(AppError, match="control_image: the ControlNet reads a picture"):
@@ -226,8 +227,8 @@ def test_values_that_may_be_null_can_be_left_out_at_the_end(http, count):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        pytest.param([], "generate: 0 values are not enough; give 27, with null for each default: model", id="none"),
-        pytest.param(["emoji64"], "generate: 1 values are not enough; give 27", id="one"),
+        pytest.param([], "generate: 0 values are not enough; give 36, with null for each default: model", id="none"),
+        pytest.param(["emoji64"], "generate: 1 values are not enough; give 36", id="one"),
         pytest.param([*DEFAULTS[:5], "ddim", HUGE, *DEFAULTS[7:]], "eta: 1000000", id="eta"),
         pytest.param([*DEFAULTS[:7], HUGE, *DEFAULTS[8:]], "guidance_scale: 1000000", id="guidance"),
         pytest.param([*DEFAULTS[:3], None, *DEFAULTS[4:]], "num_images is empty; give a whole number", id="no number"),

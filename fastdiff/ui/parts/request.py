@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_args
 
-from annotated_types import Len
+from annotated_types import Interval, Len
 
 from fastdiff.kinds import MAX_SEED, Fraction, Label, Prompt, Seed
 from fastdiff.requests import defaults
@@ -21,7 +21,7 @@ Picture = Annotated[Any, Wanted("an uploaded picture")]  # `uploaded_path` check
 Preprocessor = Literal["none", "canny"]
 PREPROCESSOR, CANNY = get_args(Preprocessor)
 _Threshold = whole(0, 2040)  # of the gradient in fastdiff.edges
-_Number = Annotated[float, Wanted("a finite number")]
+_Scale = Annotated[float, Interval(ge=-100, le=100)]
 RANDOM = -1  # the seed of the form when it opens, as in A1111; None and an empty field mean the same
 _SeedOrRandom = Annotated[
     Seed | Literal[-1] | None, Wanted(f"a whole number from 0 to {MAX_SEED}, or {RANDOM} for a random seed")
@@ -132,7 +132,7 @@ class Limits:
             "control_preprocessor": Preprocessor | None,
             "canny_low": _Threshold | None,
             "canny_high": _Threshold | None,
-            "control_scale": _Number | None,
+            "control_scale": _Scale | None,
             "control_start": Fraction | None,
             "control_end": Fraction | None,
             "guess_mode": bool | None,

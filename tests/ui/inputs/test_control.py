@@ -139,7 +139,7 @@ def test_pictures_of_any_mode_have_edges(engine, upload_folder, mode, recwarn):
         (CANNY | {"control_image": png_file()[:-40]}, "control-image 'a.png': its data cannot be read"),
         ({"control": NET, "control_image": "/etc/passwd"}, "control_image: this file was not uploaded"),
         (CANNY | {"canny_high": 5000}, "canny_high: 5000 is not a whole number from 0 to 2040"),
-        ({"control": NET, "control_scale": float("nan")}, "control_scale: nan is not a finite number"),
+        ({"control": NET, "control_scale": float("nan")}, "control_scale: nan is not a number from -100 to 100"),
         ({"control": NET, "control_start": 0.5, "control_end": 0.5}, "control-end 0.5: it is not after"),
         ({"control": 7}, "control: 7 is not a name"),
         ({"control": NET, "control_preprocessor": "depth"}, "'depth' is not one of none, canny"),
