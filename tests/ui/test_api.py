@@ -157,7 +157,7 @@ def test_every_parameter_has_a_description_and_every_number_its_range_and_defaul
         assert re.fullmatch(r"[A-Z].+: .+\. Default: (?!None).+\.", said), name
         assert not re.fullmatch(r"(1st|2nd|3rd|\d+th)", each["label"]), name
         if {"int", "float"} & set(re.findall(r"\w+", each["python_type"]["type"])):
-            assert re.search(r"number (from \d+ to \d+|of at least \d+)", said), name
+            assert re.search(r"number (from -?\d+ to \d+|of at least \d+)", said), name
 
 
 def test_descriptions_have_the_page_s_limits_and_defaults(server, engine, tmp_path):
