@@ -106,10 +106,12 @@ class Plan:
         pictures = [_identity(cell) for cell in cells]
         starts = [cell.start for cell in cells if cell.start]
         controls = [each for cell in cells if cell.control for each in cell.control.pictures]
+        prompts = [each for cell in cells if cell.image_prompt for each in cell.image_prompt.pictures]
         inputs = {
             "images": dict.fromkeys(start.picture.sha256 for start in starts),
             "masks": dict.fromkeys(start.mask.picture.sha256 for start in starts if start.mask),
             "control-images": dict.fromkeys(picture.sha256 for picture in controls),
+            "ip-adapter-images": dict.fromkeys(picture.sha256 for picture in prompts),
         }
         settings = {Request.SHOWN_AS.get(name, name): value for name, value in request.as_record().items()}
         for name in ("init-image", f"{BASE}height", f"{BASE}width"):  # the picture's hash is in `images`

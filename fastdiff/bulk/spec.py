@@ -1,8 +1,8 @@
 """The file of `--spec`: one row per label or prompt, with a seed and a number of pictures. Imports no torch.
 
 A .json file holds a list of objects, a .jsonl file one object per line, and a .csv file a header and one row per line.
-The names are label or prompt, seed, num_images, image, strength, mask and control. The run's values replace those that
-a row leaves out. An image, a mask or a control picture is a file, relative to the folder of the spec.
+The names are label or prompt, seed, num_images, image, strength, mask, control and ip_adapter_image. The run's values
+replace those that a row leaves out. A picture is a file, relative to the folder of the spec.
 """
 
 import csv
@@ -30,12 +30,22 @@ from fastdiff.requests.completion import (
     sized_as,
 )
 from fastdiff.requests.defaults import BULK, SEED
-from fastdiff.requests.input_picture import Control, InputPicture, Mask, check_control_count, read_control
+from fastdiff.requests.input_picture import (
+    Control,
+    ImagePrompt,
+    InputPicture,
+    Mask,
+    check_control_count,
+    check_image_count,
+    read_control,
+    read_image_prompt,
+)
 from fastdiff.requests.prompt_file import read_text
 from fastdiff.requests.request import FileName, PictureNames, Request
 from fastdiff.schema import Wanted, checked
 
-NAMES = ("label", "prompt", "seed", "num_images", "image", "strength", "mask", "control")
+NAMES = ("label", "prompt", "seed", "num_images", "image", "strength", "mask", "control", "ip_adapter_image")
+_LISTS = ("control", "ip_adapter_image")  # of pictures
 _KINDS: Mapping[str, Any] = {
     "label": Annotated[Label | str | None, Wanted("the name or index of a label")],
     "prompt": Prompt | None,
@@ -45,6 +55,9 @@ _KINDS: Mapping[str, Any] = {
     "strength": Fraction | None,
     "mask": FileName | None,
     "control": Annotated[FileName | PictureNames | None, Wanted("a path, or a list of one for each --control")],
+    "ip_adapter_image": Annotated[
+        FileName | PictureNames | None, Wanted("a path, or a list of one for each --ip-adapter")
+    ],
 }
 
 
@@ -60,6 +73,7 @@ class Row:
     strength: float | None = None
     mask: str | None = None  # a path
     control: tuple[str, ...] | None = None  # a path for each ControlNet
+    ip_adapter_image: tuple[str, ...] | None = None  # a path for each IP-Adapter, or several for a single one
 
 
 def read_rows(path: str) -> list[Row]:
@@ -82,8 +96,9 @@ def read_rows(path: str) -> list[Row]:
 def _beside(row: Row, folder: Path) -> Row:
     """Return the row with the paths of its files from where the command runs."""
     image, mask = (None if path is None else str(folder / path) for path in (row.image, row.mask))
-    control = None if row.control is None else tuple(str(folder / path) for path in row.control)
-    return replace(row, image=image, mask=mask, control=control)
+    lists = {name: getattr(row, name) for name in _LISTS}
+    paths = {name: each and tuple(str(folder / path) for path in each) for name, each in lists.items()}
+    return replace(row, image=image, mask=mask, **paths)
 
 
 def _json(text: str) -> Iterable[Any]:
@@ -126,7 +141,8 @@ def _row(number: int, value: Any) -> Row:
     row = Row(**{name: checked(f"row {number}: {name}", each, _KINDS[name]) for name, each in value.items()})
     if row.label is not None and row.prompt is not None:
         raise InputError(f"row {number}: has both label and prompt; leave one out")
-    return replace(row, control=(row.control,)) if isinstance(row.control, str) else row
+    alone: dict[str, Any] = {name: (value[name],) for name in _LISTS if isinstance(value.get(name), str)}
+    return replace(row, **alone)
 
 
 def complete_rows(
@@ -161,7 +177,7 @@ def complete_rows(
             start = begin(picture, strength, steps, card, mask, controlled=bool(request.control))
             if mask is not None and completed.upscale is not None:
                 raise InputError(WHOLE)
-        cell = Cell(0, None, None, row.prompt, start, inputs.control_of(row))
+        cell = Cell(0, None, None, row.prompt, start, inputs.control_of(row), inputs.images_of(row))
         cells += _cells(row, request, card, BULK.most_pictures - len(cells), cell)
     return completed, cells
 
@@ -187,6 +203,7 @@ class _Inputs:
     pictures: Mapping[str | None, InputPicture | None]
     masks: Mapping[str | None, Mask | None]
     controls: Mapping[tuple[str, ...] | None, Control | None]
+    prompts: Mapping[tuple[str, ...] | None, ImagePrompt | None]
 
     @classmethod
     def read(cls, rows: list[Row], request: Request, *, pixels: bool) -> "_Inputs":
@@ -195,13 +212,14 @@ class _Inputs:
             path: mask_of(each, request) for path, each in _read(rows, "mask", pixels)
         }
         own = None if masks and request.mask is None else read_mask(request)
-        controls = _controls(rows, request, pixels)
-        return cls({**pictures, None: read_picture(request)}, {**masks, None: own}, controls)
+        lists = _controls(rows, request, pixels), _image_prompts(rows, request, pixels)
+        return cls({**pictures, None: read_picture(request)}, {**masks, None: own}, *lists)
 
     @property
     def of_rows(self) -> bool:
-        """Whether a row has a picture, a mask or a control picture."""
-        return any(len(each) > 1 for each in (self.pictures, self.masks, self.controls))
+        """Whether a row has a picture of any kind."""
+        lists = [paths for each in (self.controls, self.prompts) for paths in each]
+        return len(self.pictures) > 1 or len(self.masks) > 1 or any(paths is not None for paths in lists)
 
     def check_reader(self, card: ModelCard) -> None:
         """Raise InputError, which names a file of a row, for a model that reads no text and so starts from nothing."""
@@ -209,7 +227,8 @@ class _Inputs:
             return
         files = [picture for path, picture in self.pictures.items() if picture and path is not None]
         files += [mask.picture for path, mask in self.masks.items() if mask and path is not None]
-        files += [control.pictures[0] for paths, control in self.controls.items() if control and paths is not None]
+        lists = [*self.controls.items(), *self.prompts.items()]
+        files += [each.pictures[0] for paths, each in lists if each and paths is not None]
         raise InputError(f"{files[0].setting}: {card.name} has no text encoder; leave it out")
 
     def of(self, row: Row) -> Pair:
@@ -220,6 +239,10 @@ class _Inputs:
     def control_of(self, row: Row) -> Control | None:
         """Return the control pictures of a row."""
         return self.controls[row.control]
+
+    def images_of(self, row: Row) -> ImagePrompt | None:
+        """Return the pictures of a row that IP-Adapters read."""
+        return self.prompts[row.ip_adapter_image]
 
 
 def _read(rows: list[Row], name: str, pixels: bool) -> Iterator[tuple[str, InputPicture]]:
@@ -235,16 +258,34 @@ def _read(rows: list[Row], name: str, pixels: bool) -> Iterator[tuple[str, Input
 def _controls(rows: list[Row], request: Request, pixels: bool) -> dict[tuple[str, ...] | None, Control | None]:
     """Return the control pictures by their paths, and under None the run's, which rows without any have."""
     found: dict[tuple[str, ...] | None, Control | None] = {}
-    for number, row in enumerate(rows, 1):
-        if row.control is None or row.control in found:
-            continue
-        setting = f"spec: row {number}: control"
+    for setting, paths in _lists(rows, "control").items():
         if not request.control:
             raise InputError(f"{setting}: a ControlNet reads it; give --control, or leave it out")
-        with naming(f"spec: row {number}"):
-            check_control_count(len(row.control), len(request.control))
-        found[row.control] = Control(tuple(InputPicture.read(path, setting, pixels=pixels) for path in row.control))
+        with naming(setting.removesuffix(": control")):
+            check_control_count(len(paths), len(request.control))
+        found[paths] = Control(tuple(InputPicture.read(path, setting, pixels=pixels) for path in paths))
     return {**found, None: read_control(request) if any(row.control is None for row in rows) else None}
+
+
+def _image_prompts(rows: list[Row], request: Request, pixels: bool) -> dict[tuple[str, ...] | None, ImagePrompt | None]:
+    """Return the pictures for IP-Adapters, as `_controls`."""
+    found: dict[tuple[str, ...] | None, ImagePrompt | None] = {}
+    for setting, paths in _lists(rows, "ip_adapter_image").items():
+        if not request.ip_adapter:
+            raise InputError(f"{setting}: an IP-Adapter reads it; give --ip-adapter, or leave it out")
+        with naming(setting.removesuffix(": ip_adapter_image")):
+            check_image_count(len(paths), len(request.ip_adapter))
+        found[paths] = ImagePrompt(tuple(InputPicture.read(path, setting, pixels=pixels) for path in paths))
+    return {**found, None: read_image_prompt(request) if any(row.ip_adapter_image is None for row in rows) else None}
+
+
+def _lists(rows: list[Row], name: str) -> dict[str, tuple[str, ...]]:
+    """Return the lists of a column without repetitions, by the place that messages name."""
+    first: dict[tuple[str, ...], int] = {}
+    for number, row in enumerate(rows, 1):
+        if getattr(row, name) is not None:
+            first.setdefault(getattr(row, name), number)
+    return {f"spec: row {number}: {name}": paths for paths, number in first.items()}
 
 
 def _sized(request: Request, inputs: list[Pair], controls: list[Control | None], card: ModelCard) -> Request:

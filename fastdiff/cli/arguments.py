@@ -166,6 +166,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     _add_mask_arguments(add)
     _add_upscale_arguments(add)
     _add_control_arguments(add)
+    _add_ip_adapter_arguments(add)
     add("--label", action="append", help=f"name or index; may be repeated (default: {labels})")
     add("--num-images", type=int, metavar="N", help=f"per label or prompt (default: {pictures})")
     seeds = f"first seed, list such as 1,2,5-10, or random, also -1 (default: {defaults.SEED})"
@@ -178,7 +179,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser, labels: str, prompts:
     add("--models-dir", metavar="DIR", help=Rare(f"--from looks here for models (${VARIABLE})"))
     for kind in ("embedding", "lora"):
         add(f"--{kind}-dir", metavar="DIR", help=Rare(f"--from looks here for --{kind}"))
-    add("--input-dir", metavar="DIR", help=Rare("--from looks here for --init-image, --mask, --control-image"))
+    add("--input-dir", metavar="DIR", help=Rare("--from looks here for the pictures that were given"))
     _add_sampling_arguments(parser)
 
 
@@ -205,12 +206,22 @@ def _add_control_arguments(add: Add) -> None:
     add("--control", action="append", metavar="NAME", help=net)
     add("--control-image", action="append", metavar="FILE", help="picture that it reads, such as edges; one for each")
     scale = "how much it counts; one number, or one for each (default: 1)"
-    add("--control-scale", action="append", type=float, metavar="X", help=scale)
+    add("--control-scale", action="append", type=float, metavar="X", help=Rare(scale))
     for side, default in (("start", 0), ("end", 1)):
         part = f"{side} of the part of the steps in which it counts, 0 to 1 (default: {default})"
         add(f"--control-{side}", action="append", type=float, metavar="X", help=Rare(part))
     guess = "follow the control picture more than the prompt"
     add("--guess-mode", action="store_true", default=None, help=Rare(guess))
+
+
+def _add_ip_adapter_arguments(add: Add) -> None:
+    adapter = "IP-Adapter: file, or NAME:FILE of a hub id; may be repeated"
+    add("--ip-adapter", action="append", metavar="FILE", help=adapter)
+    add("--ip-adapter-image", action="append", metavar="FILE", help="picture that it reads beside the prompt")
+    scale = "how much it counts; one number, or one for each (default: 1)"
+    add("--ip-adapter-scale", action="append", type=float, metavar="X", help=Rare(scale))
+    encoder = "folder, or NAME:FOLDER of a hub model (default: image_encoder beside the first --ip-adapter)"
+    add("--image-encoder", metavar="FOLDER", help=Rare(encoder))
 
 
 def add_scheduler_argument(add: Callable[..., argparse.Action]) -> None:
@@ -238,7 +249,7 @@ def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt-syntax", choices=SYNTAXES, metavar="NAME", help=Rare(syntax))
     norms = f'of weighted prompts: {" or ".join(EMPHASES)}, A1111\'s "No norm" (default: {EMPHASIS})'
     add("--emphasis", choices=EMPHASES, metavar="NAME", help=Rare(norms))
-    add("--clip-skip", type=int, metavar="N", help="skip the last N layers of the text encoder (default: 0)")
+    add("--clip-skip", type=int, metavar="N", help=Rare("skip the last N layers of the text encoder (default: 0)"))
 
 
 def count(text: str) -> int:

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("output").add_argument
-    columns = "label or prompt, seed, num_images, image, strength, mask"
+    columns = "label or prompt, seed, num_images, image, strength, mask, control, ip_adapter_image"
     rows = f".json, .jsonl or .csv file of rows: {columns}; replaces --label"
     add("--spec", metavar="FILE", help=rows)
     add("-o", "--out", required=True, metavar="DIR", help="output folder; several hosts may share it")
@@ -85,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from fastdiff.runs.option_files.controlnets import check_controlnets
     from fastdiff.runs.option_files.embeddings import with_embeddings_here
     from fastdiff.runs.option_files.inputs import with_inputs_here
+    from fastdiff.runs.option_files.ip_adapters import check_ip_adapters
     from fastdiff.runs.option_files.loras import with_loras_here
 
     if args.spec and (args.styles or args.style):
@@ -95,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
     request = with_loras_here(request, source, args.lora_dir)
     request = with_inputs_here(request, source, args.input_dir, vars(args))
     check_controlnets(request)
+    check_ip_adapters(request)
     sizes = {"shard_size": args.shard_size, "batch_size": args.batch_size}
     plan = Plan.make(request, find_model(request), spec=args.spec, format=args.format, decode=not is_worker(), **sizes)
     folder = Folder(args.out, args.format)

@@ -11,8 +11,9 @@ SHELLS = ("bash", "zsh", "fish")
 CONTROL = "control"
 MODELS = {"model"}  # what a flag takes, by the name in the parsed arguments
 FILES = {"prompt_file", "styles", "source", "spec", "file", "auth", "grid", "out", "vae"}
-FILES |= {"embedding", "lora", "init_image", "mask", "control_image"}
+FILES |= {"embedding", "lora", "init_image", "mask", "control_image", "ip_adapter", "ip_adapter_image"}
 FOLDERS = {"config", "models_dir", "embedding_dir", "lora_dir", "input_dir", "outputs", "preview_vae", "folder"}
+FOLDERS |= {"image_encoder"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

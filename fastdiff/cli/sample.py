@@ -93,7 +93,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.png",
         help="also write one sheet of all pictures (default name: grid.png)",
     )
-    add("--embed-inputs", action="store_true", help=Rare("put the files of --init-image and --mask into the PNGs"))
+    add("--embed-inputs", action="store_true", help=Rare("put the given pictures into the PNGs"))
     add("--json", action="store_true", help="print one JSON object per picture on stdout")
     add("-q", "--quiet", action="store_true", help="print only errors on stderr")
     add(
@@ -116,6 +116,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     from fastdiff.runs.option_files.controlnets import check_controlnets
     from fastdiff.runs.option_files.embeddings import with_embeddings_here
     from fastdiff.runs.option_files.inputs import with_inputs_here
+    from fastdiff.runs.option_files.ip_adapters import check_ip_adapters
     from fastdiff.runs.option_files.loras import with_loras_here
     from fastdiff.runs.output import Output
     from fastdiff.runs.progress import in_terminal
@@ -129,6 +130,7 @@ def _sample(args: argparse.Namespace, notices: Notices) -> int:
     request = with_loras_here(request, source, args.lora_dir)
     request = with_inputs_here(request, source, args.input_dir, vars(args))
     check_controlnets(request)
+    check_ip_adapters(request)
     if args.resume and request.seed == "random":
         raise InputError("--resume cannot repeat random seeds; give the seeds of the interrupted run with --seed")
     run = Run.prepare(request, find_model(request), COMMAND, batch_size=args.batch_size)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import CONTROLNET
+from fastdiff.checkpoints.single_files.ip_adapters import find_image_encoder, find_ip_adapter
 from fastdiff.diffusion.conditions import Conditions, choose_conditions
 from fastdiff.diffusion.decoding import join
 from fastdiff.diffusion.finite import Extremes
@@ -22,6 +23,7 @@ from fastdiff.execution.devices import naming_lost_device
 from fastdiff.execution.memory import Portions
 from fastdiff.execution.pace import Pace
 from fastdiff.kinds import NotNegative
+from fastdiff.models.clip_vision import CLIPVisionModelWithProjection
 from fastdiff.models.unet2d import UNet2DModel
 from fastdiff.pipelines.drawing import Drawing, DrawingOptions, Start
 from fastdiff.pipelines.folders import FromFolder
@@ -298,11 +300,11 @@ def load_pipeline(
     card: ModelCard, request: Request, device: str, *, offload: bool = False, names_loras: bool = False
 ) -> Pipeline:
     """Load the pipeline of a model folder as a request asks: its scheduler, dtype, variant, precision, ControlNets,
-    embeddings and LoRAs.
+    embeddings, LoRAs and IP-Adapters.
 
     names_loras: whether prompts name LoRAs. If so, the LoRAs are adapters with the names of `lora_names`.
 
-    Raises as `Pipeline.from_card`, `load_textual_inversion` and `load_lora_weights`.
+    Raises as `Pipeline.from_card`, `load_textual_inversion`, `load_lora_weights` and `load_ip_adapter`.
     """
     load = Load.of(
         device=device,
@@ -321,6 +323,8 @@ def load_pipeline(
         _load_loras(pipe, [FileOption.parse(text) for text in request.lora])
         if not names_loras:
             _fuse_loras(pipe)
+    if request.ip_adapter:
+        _load_ip_adapters(pipe, request)
     return pipe
 
 
@@ -336,3 +340,14 @@ def _fuse_loras(pipe: Any) -> None:
     """Make the adapters a part of a pipeline's weights, so that no copy of the weights without them takes memory."""
     pipe.fuse_lora([*pipe.get_list_adapters()])
     pipe.unload_lora_weights()
+
+
+def _load_ip_adapters(pipe: Any, request: Request) -> None:
+    """Load the IP-Adapters of a request with their image encoder, and set their scales."""
+    if not hasattr(pipe, "load_ip_adapter"):
+        raise InputError(f"ip-adapter: {pipe.name} has no IP-Adapters; leave it out")
+    folder = find_image_encoder(request.ip_adapter[0], request.image_encoder)
+    where = {"dtype": pipe.denoiser.dtype, "device": pipe.denoiser.device}
+    pipe.image_encoder = CLIPVisionModelWithProjection.from_pretrained(folder, **where)
+    pipe.load_ip_adapter([find_ip_adapter(name) for name in request.ip_adapter])
+    pipe.set_ip_adapter_scale([*request.ip_adapter_scale])

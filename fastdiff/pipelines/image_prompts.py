@@ -30,6 +30,7 @@ from fastdiff.pipelines.clip_images import CLIPImageProcessor
 from fastdiff.pipelines.ip_places import ENCODER_FOLDER, ip_adapter_places
 from fastdiff.pipelines.last_call import LastCall
 from fastdiff.pipelines.parts import adopted
+from fastdiff.requests.input_picture import ImagesOfEach
 from fastdiff.schema import checked
 
 _OF_HUB = {"cache_dir", "force_download", "local_files_only", "token", "revision"}
@@ -227,7 +228,14 @@ class ImagePrompting(LastCall):
         return [torch.cat([each.repeat(count, *[1] * (each.ndim - 1)) for each in pair]).to(device) for pair in parts]
 
     def _image_prompts(self, options: ImagePromptOptions, pictures: int) -> ImagePrompts:
-        """Encode the image prompts of a call that draws so many pictures. Raises InputError for wrong arguments."""
+        """Encode the image prompts of a call that draws so many pictures. Raises InputError for wrong arguments.
+
+        With `ImagesOfEach` each image prompt is encoded once.
+        """
+        images = options.ip_adapter_image
+        if isinstance(images, ImagesOfEach):
+            known = {id(each): self._image_prompts(ImagePromptOptions(each), pictures) for each in images}
+            return ImagePrompts(*([known[id(each)][half][0] for each in images] for half in (0, 1)))
         halves = self._halves(options, guided=self.do_classifier_free_guidance)
         if not halves:
             return NO_IMAGES

@@ -20,8 +20,18 @@ from fastdiff.requests.defaults import (
     control_scale_of,
     strength_of,
 )
-from fastdiff.requests.input_picture import MASK, Control, InputPicture, Mask, Start, control_settings, read_control
-from fastdiff.requests.request import CONTROL_SETTINGS, INPUT_SETTINGS, PROMPT_SETTINGS, UPSCALE_SETTINGS, Request
+from fastdiff.requests.input_picture import (
+    MASK,
+    Control,
+    ImagePrompt,
+    InputPicture,
+    Mask,
+    Start,
+    control_settings,
+    ip_adapter_settings,
+    read_listed,
+)
+from fastdiff.requests.request import TEXT_SETTINGS, UPSCALE_SETTINGS, Request
 from fastdiff.requests.syntax import EMPHASIS, SYNTAX
 from fastdiff.sampler_names import ETAS
 
@@ -38,11 +48,12 @@ class Cell:
     prompt: str | None = None  # None for a model without text
     start: Start | None = None  # None: from noise alone
     control: Control | None = None  # None: without ControlNets
+    image_prompt: ImagePrompt | None = None  # None: without IP-Adapters
 
     @property
-    def given(self) -> tuple[Start | Control, ...]:
-        """The start and the control, without one that is None."""
-        return tuple(each for each in (self.start, self.control) if each is not None)
+    def given(self) -> tuple[Start | Control | ImagePrompt, ...]:
+        """The start, the control and the image prompt, without one that is None."""
+        return tuple(each for each in (self.start, self.control, self.image_prompt) if each is not None)
 
     def as_identity(self) -> dict[str, Any]:
         """Return the settings of these pictures in a PNG that the drawn picture depends on."""
@@ -74,7 +85,7 @@ def complete(
     _check_sampling(sampling, card, labelled=bool(labels))
     _check_interval(request)
     start = _start(request, sampling.num_inference_steps, card) if masked is None else None
-    control = read_control(request) if masked is None else None
+    control, images = read_listed(request) if masked is None else (None, None)
     height, width = _size(_sized(request, start, control, card), card)
     seeds = _seeds(request, labels, prompts, defaults)
     completed = replace(
@@ -91,6 +102,7 @@ def complete(
         mask_blur=request.mask_blur or None,
         **_upscaling(request, sampling.num_inference_steps, (height, width), card),
         **control_settings(request, _default_scale(card, start) if masked is None else None),
+        **ip_adapter_settings(request),
         prompt_syntax=None if request.prompt_syntax == SYNTAX else request.prompt_syntax,
         emphasis=None if request.emphasis == EMPHASIS else request.emphasis,
         label=tuple(card.choices_name(choices) for choices in labels),
@@ -99,9 +111,8 @@ def complete(
         num_images=None,
     )
     if not labels:
-        return completed, [
-            Cell(seed, None, None, prompt, start, control) for prompt in prompts or (None,) for seed in seeds
-        ]
+        given = start, control, images
+        return completed, [Cell(seed, None, None, prompt, *given) for prompt in prompts or (None,) for seed in seeds]
     return completed, [cell for choices in labels for cell in label_cells(card, choices, seeds)]
 
 
@@ -299,12 +310,8 @@ def _prompts(request: Request, card: ModelCard, defaults: Defaults) -> tuple[str
     Raises InputError for settings that the model cannot read, and for a text model without any prompt.
     """
     if not card.reads_text:
-        asked = {
-            "prompt": request.prompt[:1] or None,
-            **{name: getattr(request, name) for name in (*PROMPT_SETTINGS, *INPUT_SETTINGS, *UPSCALE_SETTINGS)},
-        }
-        asked |= {name: getattr(request, name) or None for name in ("embedding", "lora", *CONTROL_SETTINGS)}
-        name = next((name for name, value in asked.items() if value is not None), None)
+        asked = {"prompt": request.prompt} | {name: getattr(request, name) for name in TEXT_SETTINGS}
+        name = next((name for name, value in asked.items() if value not in (None, ()) and value is not False), None)
         if name is not None:
             labels = ", or give a --label" if card.config.num_class_embeds else ""
             raise InputError(f"{name.replace('_', '-')}: {card.name} has no text encoder; leave it out{labels}")

@@ -6,21 +6,23 @@ import io
 import os
 import stat
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastdiff.arguments import shown
 from fastdiff.errors import InputError
 from fastdiff.kinds import MAX_SIDE
 from fastdiff.requests.png import read_input
-from fastdiff.requests.request import CONTROL_SETTINGS, Request
+from fastdiff.requests.request import CONTROL_SETTINGS, IP_ADAPTER_SETTINGS, Request
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 INIT_IMAGE, MASK = "init-image", "mask"  # the flags of the two, and their names inside a PNG
 CONTROL = "control-image"  # the flag of a picture that a ControlNet reads
+IMAGE_PROMPT = "ip-adapter-image"  # the flag of a picture that an IP-Adapter reads
 MAX_BYTES = 2**28  # of a file
 _UNSAFE = ("EPS",)  # PIL runs another program, Ghostscript, to read it
 _ORIENTATION, _TURNED = 0x0112, range(5, 9)  # EXIF's tag, and its values for pictures that lie on their side
@@ -128,23 +130,40 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Control:
-    """The pictures that ControlNets read, one for each."""
+class _Listed:
+    """Pictures that networks beside the model read."""
 
     pictures: tuple[InputPicture, ...]
+    setting: ClassVar[str]
 
     def as_record(self) -> dict[str, Any]:
         """Return its settings in a PNG."""
-        return {"control_image": [picture.name for picture in self.pictures], **self.as_identity()}
+        return {self.setting: [picture.name for picture in self.pictures], **self.as_identity()}
 
     def as_identity(self) -> dict[str, Any]:
         """Return the settings in a PNG that the drawn picture depends on."""
-        return {"control_image_hashes": [picture.sha256 for picture in self.pictures]}
+        return {f"{self.setting}_hashes": [picture.sha256 for picture in self.pictures]}
 
 
-def control_name(place: int) -> str:
-    """Return the name inside a PNG of the picture of a ControlNet, by its place among them."""
-    return f"{CONTROL}-{place + 1}" if place else CONTROL
+class Control(_Listed):
+    """The pictures that ControlNets read, one for each."""
+
+    setting = "control_image"
+
+
+class ImagePrompt(_Listed):
+    """The pictures that IP-Adapters read: all for a single IP-Adapter, or one for each."""
+
+    setting = "ip_adapter_image"
+
+
+class ImagesOfEach(tuple[Any, ...]):
+    """Image prompts, one for each drawn picture, as an argument of the library. Equal ones are one object."""
+
+
+def stored_name(flag: str, place: int) -> str:
+    """Return the name inside a PNG of a picture whose flag is repeated, by its place among them."""
+    return f"{flag}-{place + 1}" if place else flag
 
 
 def read_control(request: Request) -> Control | None:
@@ -153,18 +172,45 @@ def read_control(request: Request) -> Control | None:
     if names and not count:
         raise InputError(f"{CONTROL} {shown(names[0])}: a ControlNet reads it; give --control, or leave it out")
     check_control_count(len(names), count)
-    inside = request.control_image_inside or (None,) * count
-    pictures = [
-        InputPicture.read(name, CONTROL, inside=png, stored=control_name(i))
-        for i, (name, png) in enumerate(zip(names, inside, strict=True))
-    ]
-    return Control(tuple(pictures)) if count else None
+    return Control(_read_all(names, request.control_image_inside, CONTROL)) if count else None
 
 
 def check_control_count(found: int, wanted: int) -> None:
     """Raise InputError unless each of the ControlNets has a picture."""
     if found != wanted:
         raise InputError(f"{CONTROL}: {found} given for {wanted} --control; give one for each, in the same order")
+
+
+def read_image_prompt(request: Request) -> ImagePrompt | None:
+    """Read the pictures for the IP-Adapters of a request. Raises InputError, also if there are too few or too many."""
+    names, count = request.ip_adapter_image, len(request.ip_adapter)
+    if names and not count:
+        raise InputError(
+            f"{IMAGE_PROMPT} {shown(names[0])}: an IP-Adapter reads it; give --ip-adapter, or leave it out"
+        )
+    check_image_count(len(names), count)
+    return ImagePrompt(_read_all(names, request.ip_adapter_image_inside, IMAGE_PROMPT)) if count else None
+
+
+def read_listed(request: Request) -> tuple[Control | None, ImagePrompt | None]:
+    """Read the pictures for the ControlNets and IP-Adapters of a request. Raises InputError."""
+    return read_control(request), read_image_prompt(request)
+
+
+def check_image_count(found: int, wanted: int) -> None:
+    """Raise InputError unless each of the IP-Adapters has a picture. A single one reads any number of them."""
+    if found != wanted and not (wanted == 1 and found):
+        raise InputError(
+            f"{IMAGE_PROMPT}: {found} given for {wanted} --ip-adapter; give one for each, in the same order"
+        )
+
+
+def _read_all(names: Sequence[str], inside: Sequence[str | None], flag: str) -> tuple[InputPicture, ...]:
+    """Read the pictures of a flag that is repeated. `inside`: the PNG that holds each, or nothing."""
+    return tuple(
+        InputPicture.read(name, flag, inside=png, stored=stored_name(flag, i))
+        for i, (name, png) in enumerate(zip(names, inside or (None,) * len(names), strict=True))
+    )
 
 
 def control_settings(request: Request, scale: float | None) -> dict[str, Any]:
@@ -178,7 +224,8 @@ def control_settings(request: Request, scale: float | None) -> dict[str, Any]:
         if name is not None:
             raise InputError(f"{Request.SHOWN_AS[name]}: it is for a ControlNet; give --control, or leave it out")
         return {"guess_mode": None}
-    scales, starts, ends = (_of_each(request, name) for name in ("control_scale", "control_start", "control_end"))
+    names = "control_scale", "control_start", "control_end"
+    scales, starts, ends = (_of_each(request, name, "control") for name in names)
     for first, last in zip(starts or (0.0,) * count, ends or (1.0,) * count, strict=True):
         if first >= last:
             raise InputError(f"control-end {last:g}: it is not after --control-start {first:g}; give a larger number")
@@ -192,11 +239,21 @@ def control_settings(request: Request, scale: float | None) -> dict[str, Any]:
     }
 
 
-def _of_each(request: Request, name: str) -> tuple[float, ...]:
-    """Return the numbers of a setting for each ControlNet; one number is for all, and none stays none."""
-    values, count = getattr(request, name), len(request.control)
+def ip_adapter_settings(request: Request) -> dict[str, Any]:
+    """Return the settings of IP-Adapters with every choice made. Raises InputError for settings without one."""
+    if not request.ip_adapter:
+        name = next((name for name in IP_ADAPTER_SETTINGS if getattr(request, name) not in ((), None)), None)
+        if name is not None:
+            raise InputError(f"{Request.SHOWN_AS[name]}: it is for an IP-Adapter; give --ip-adapter, or leave it out")
+    return {"ip_adapter_scale": _of_each(request, "ip_adapter_scale", "ip_adapter") or (1.0,) * len(request.ip_adapter)}
+
+
+def _of_each(request: Request, name: str, owner: str) -> tuple[float, ...]:
+    """Return the numbers of a setting for each of its owners; one number is for all, and none stays none."""
+    values, count = getattr(request, name), len(getattr(request, owner))
     if len(values) not in (0, 1, count):
-        raise InputError(f"{Request.SHOWN_AS[name]}: {len(values)} given for {count} --control; give one, or one each")
+        flag = owner.replace("_", "-")
+        raise InputError(f"{Request.SHOWN_AS[name]}: {len(values)} given for {count} --{flag}; give one, or one each")
     return values * count if len(values) == 1 else values
 
 

@@ -183,7 +183,7 @@ def _of_masks(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _controlnets(record: dict[str, Any]) -> dict[str, str]:
-    """Return an entry for each ControlNet, as A1111's extension writes them."""
+    """Return an entry for each ControlNet, and for each IP-Adapter, as A1111's extension writes them."""
     names, digits = record.get("control") or (), record.get("control_hashes") or ()
     mode = "ControlNet is more important" if record.get("guess_mode") else "Balanced"
     found = {}
@@ -193,8 +193,18 @@ def _controlnets(record: dict[str, Any]) -> dict[str, str]:
             values = record.get(setting) or ()
             settings[shown_as] = f"{values[i] if i < len(values) else default:g}"
         settings["Control Mode"] = mode
-        found[f"ControlNet {i}"] = json.dumps(", ".join(f"{key}: {value}" for key, value in settings.items()))
+        found[f"ControlNet {i}"] = _quoted(settings)
+    names, digits = record.get("ip_adapter") or (), record.get("ip_adapter_hashes") or ()
+    scales = record.get("ip_adapter_scale") or ()
+    for i, name in enumerate(names):
+        model = f"{_model(name)} [{digits[i][:8]}]" if i < len(digits) else _model(name)
+        settings = {"Module": "ip-adapter-auto", "Model": model, "Weight": f"{scales[i] if i < len(scales) else 1.0:g}"}
+        found[f"ControlNet {len(found)}"] = _quoted(settings)
     return found
+
+
+def _quoted(settings: Mapping[str, str]) -> str:
+    return json.dumps(", ".join(f"{key}: {value}" for key, value in settings.items()))
 
 
 def _embeddings(names: Sequence[str], digits: Sequence[str]) -> str | None:

@@ -20,7 +20,7 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("revision", "variant", "config", "vae", "prediction_type"), _Text),
     **dict.fromkeys(("scheduler", "dtype", "precision", "device", "negative_prompt", "model_hash", "vae_hash"), _Text),
     **dict.fromkeys(("init_image", "init_image_hash", "prompt_syntax", "emphasis"), _Text),
-    **dict.fromkeys(("mask", "mask_hash", "upscale_mode"), _Text),
+    **dict.fromkeys(("mask", "mask_hash", "upscale_mode", "image_encoder", "image_encoder_hash"), _Text),
     **dict.fromkeys(("mask_blur", "upscale", "upscale_strength"), _Number),
     **dict.fromkeys(("mask_crop", "base_width", "base_height"), _Count),
     **dict.fromkeys(("num_inference_steps", "clip_skip", "horizon", "num_images"), _Count),
@@ -34,11 +34,12 @@ _TYPES: dict[str, Any] = {
         (
             *("embedding", "embedding_hashes", "lora", "lora_hashes"),
             *("control", "control_hashes", "control_image", "control_image_hashes"),
+            *("ip_adapter", "ip_adapter_hashes", "ip_adapter_image", "ip_adapter_image_hashes"),
         ),
         Annotated[tuple[str, ...], Wanted("a list of strings")],
     ),
     **dict.fromkeys(
-        ("control_scale", "control_start", "control_end"),
+        ("control_scale", "control_start", "control_end", "ip_adapter_scale"),
         Annotated[tuple[float, ...], Wanted("a list of numbers")],
     ),
     "guess_mode": bool | None,

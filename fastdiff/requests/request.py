@@ -49,13 +49,18 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 _NO_CONTROL: dict[str, Any] = dict.fromkeys(
     ("control", "control_image", "control_scale", "control_start", "control_end"), ()
 ) | {"guess_mode": None}
+_NO_IP_ADAPTER: dict[str, Any] = dict.fromkeys(("ip_adapter", "ip_adapter_image", "ip_adapter_scale"), ()) | {
+    "image_encoder": None
+}
 # With --from, a flag that replaces a recorded setting also drops the recorded settings that depend on it.
 _DEPENDENTS: dict[str, dict[str, Any]] = {
     "model": dict.fromkeys(
         ("revision", "variant", "config", "vae", "prediction_type", "horizon", "height", "width"), None
     )
     | {"embedding": (), "lora": ()}
-    | _NO_CONTROL,
+    | _NO_CONTROL
+    | _NO_IP_ADAPTER,
+    "ip_adapter": {"image_encoder": None},
     "init_image": {"height": None, "width": None},
     "control_image": {"height": None, "width": None},
     "scheduler": {"eta": None, "use_clipped_model_output": None},
@@ -63,7 +68,8 @@ _DEPENDENTS: dict[str, dict[str, Any]] = {
     | dict.fromkeys(("guidance_start", "guidance_stop", "prompt_syntax", "emphasis"))
     | dict.fromkeys(("init_image", "strength", "mask", "mask_blur", "mask_crop"))
     | dict.fromkeys(("upscale", "upscale_strength", "upscale_mode"))
-    | _NO_CONTROL,
+    | _NO_CONTROL
+    | _NO_IP_ADAPTER,
     "prompt_syntax": {"emphasis": None},
     "prompt": {"label": ()},
 }
@@ -76,12 +82,10 @@ INPUT_SETTINGS = ("init_image", "strength", "mask", "mask_blur", "mask_crop")  #
 UPSCALE_SETTINGS = ("upscale", "upscale_strength", "upscale_mode")  # settings of enlarged pictures
 OPTION_FILES = ("embedding", "lora")  # files beside the model, each as FILE[:VALUE]
 CONTROL_SETTINGS = tuple(_NO_CONTROL)  # settings of pictures that ControlNets guide
+IP_ADAPTER_SETTINGS = tuple(_NO_IP_ADAPTER)  # settings of pictures that IP-Adapters read
 _LISTS = (
-    *OPTION_FILES,
-    "control",
-    "control_scale",
-    "control_start",
-    "control_end",
+    *(*OPTION_FILES, "control", "control_scale", "control_start", "control_end"),
+    *("ip_adapter", "ip_adapter_scale"),
 )  # recorded where they are not empty
 PROMPT_SETTINGS = (
     "negative_prompt",
@@ -91,9 +95,16 @@ PROMPT_SETTINGS = (
     "prompt_syntax",
     "emphasis",
 )  # settings of pictures of prompts only
+# All settings of models that read prompts
+TEXT_SETTINGS = (
+    *(*PROMPT_SETTINGS, *INPUT_SETTINGS, *UPSCALE_SETTINGS),
+    *(*OPTION_FILES, *CONTROL_SETTINGS, *IP_ADAPTER_SETTINGS),
+)
 
 
-_INSIDE = ("init_image_inside", "mask_inside", "control_image_inside")  # not recorded: the PNG that is read
+# not recorded: the PNG that is read
+_INSIDE = ("init_image_inside", "mask_inside", "control_image_inside", "ip_adapter_image_inside")
+_PICTURES = ("control_image", "ip_adapter_image")  # lists of pictures
 _UNUSUAL = ("guidance_start", "guidance_stop", "prompt_syntax", "emphasis")  # recorded where they are not the defaults
 
 
@@ -120,8 +131,14 @@ ControlNames = Annotated[
     Len(0, MAX_LAYERS),
     Wanted(f"a list of up to {MAX_LAYERS} ControlNets: folders, files, bundled names or hub ids"),
 ]
+IPAdapterNames = Annotated[
+    tuple[FileName, ...],
+    Len(0, MAX_LAYERS),
+    Wanted(f"a list of up to {MAX_LAYERS} IP-Adapters: files, or NAME:FILE in folders or hub models"),
+]
 PictureNames = Annotated[tuple[FileName, ...], Len(0, MAX_LAYERS), Wanted(f"a list of up to {MAX_LAYERS} paths")]
 Scales = Annotated[tuple[float, ...], Len(0, MAX_LAYERS), Wanted("a finite number for each ControlNet")]
+IPAdapterScales = Annotated[tuple[float, ...], Len(0, MAX_LAYERS), Wanted("a finite number for each IP-Adapter")]
 Shares = Annotated[tuple[Fraction, ...], Len(0, MAX_LAYERS), Wanted("a number from 0 to 1 for each ControlNet")]
 LabelNames = Annotated[tuple[Label | str, ...], Wanted("the name or index of a label")]
 PromptList = Annotated[
@@ -167,6 +184,10 @@ class Request(Schema):
         "control_start": "control-start",
         "control_end": "control-end",
         "guess_mode": "guess-mode",
+        "ip_adapter": "ip-adapter",
+        "ip_adapter_image": "ip-adapter-image",
+        "ip_adapter_scale": "ip-adapter-scale",
+        "image_encoder": "image-encoder",
     }
 
     model: ModelName = defaults.MODEL
@@ -210,6 +231,11 @@ class Request(Schema):
     control_start: Shares = ()
     control_end: Shares = ()
     guess_mode: bool | None = None
+    ip_adapter: IPAdapterNames = ()
+    ip_adapter_image: PictureNames = ()  # all for a single IP-Adapter, or one for each
+    ip_adapter_image_inside: tuple[FileName | None, ...] = ()  # as `init_image_inside`, for each
+    ip_adapter_scale: IPAdapterScales = ()  # one for all, or one for each
+    image_encoder: FileName | None = None  # the folder of the IP-Adapters' image encoder; None: beside the first
     prompt_syntax: PromptSyntax | None = None
     emphasis: Emphasis | None = None
     seed: Seeds = defaults.SEED
@@ -228,7 +254,7 @@ class Request(Schema):
     def _of_flags(cls, flags: Mapping[str, Any], source: Recorded | None) -> "Request":
         names = {setting.name for setting in fields(cls)}
         given = {name: value for name, value in flags.items() if name in names and value is not None}
-        given |= {name: tuple(given[name]) for name in ("label", "control_image", *_LISTS) if name in given}
+        given |= {name: tuple(given[name]) for name in ("label", *_PICTURES, *_LISTS) if name in given}
         given |= {"seed": parse_seed(given["seed"])} if "seed" in given else {}
         if "prompt" in given or flags.get("prompt_file") is not None:
             given["prompt"] = (*given.get("prompt", ()), *_prompts_of(flags.get("prompt_file")))
@@ -273,12 +299,12 @@ class Request(Schema):
     def as_record(self) -> dict[str, Any]:
         """Return the settings of a completed request that all pictures of a run share, as a PNG stores them."""
         own = {"label", "prompt", "seed", "num_images", "height", "width", *_INSIDE}
-        own |= {"mask", "mask_blur", "mask_crop", "control_image"}  # `Cell` records them
+        own |= {"mask", "mask_blur", "mask_crop", *_PICTURES}  # `Cell` records them
         own |= {"horizon"} if self.horizon is None else set()
         own |= {"precision"} if self.precision == defaults.PRECISION else set()
         own |= {name for name in FILE_SETTINGS if getattr(self, name) is None}
         own |= set() if self.prompt else set(PROMPT_SETTINGS)
-        optional = (*_UNUSUAL, *INPUT_SETTINGS, *UPSCALE_SETTINGS, "guess_mode")
+        optional = (*_UNUSUAL, *INPUT_SETTINGS, *UPSCALE_SETTINGS, "guess_mode", "image_encoder")
         own |= {name for name in optional if getattr(self, name) is None}
         more: dict[str, Any] = {name: [*getattr(self, name)] for name in _LISTS if getattr(self, name)}
         if (self.upscale, self.mask_crop) != (None, None):

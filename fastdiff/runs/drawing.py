@@ -17,11 +17,17 @@ from fastdiff.checkpoints.single_files.cards import FileOptions, find_card
 from fastdiff.requests.completion import Cell, complete, enlarged
 from fastdiff.requests.defaults import Defaults
 from fastdiff.requests.file_option import FileOption, lora_names
-from fastdiff.requests.input_picture import InputPicture, Start
+from fastdiff.requests.input_picture import ImagePrompt, ImagesOfEach, InputPicture, Start
 from fastdiff.requests.request import PROMPT_SETTINGS, UPSCALE_SETTINGS, Request
 from fastdiff.requests.syntax import tags_in
 from fastdiff.runs.option_files.controlnets import CONTROL_HASHES, weights_of_controlnets
 from fastdiff.runs.option_files.embeddings import tokenizers_of
+from fastdiff.runs.option_files.ip_adapters import (
+    ENCODER_HASH,
+    IP_ADAPTER_HASHES,
+    encoder_weights,
+    ip_adapter_files,
+)
 from fastdiff.runs.option_files.kinds import KINDS
 from fastdiff.text.weighted.checking import LONG, check_all
 
@@ -170,6 +176,9 @@ def begin_hashes(run: Run) -> dict[str, Hashes]:
     own: dict[str, Hashes] = {name: [begin_sha256([path]) for path in paths] for name, paths in files.items() if paths}
     if run.request.control:
         own[CONTROL_HASHES] = [begin_sha256(paths) for paths in weights_of_controlnets(run.request)]
+    if run.request.ip_adapter:
+        own[IP_ADAPTER_HASHES] = [begin_sha256([path]) for path in ip_adapter_files(run.request)]
+        own[ENCODER_HASH] = begin_sha256(encoder_weights(run.request))
     return {"model_hash": begin_hash(run.card, run.request.variant), **vae, **own}
 
 
@@ -194,10 +203,18 @@ def draw(run: Run, pipe: "Streams", records: Records | None = None, *, wait: boo
 def _alike(run: Run, first: int, size: int) -> Sequence[Cell]:
     """Return the cells from `first` on, at most `size`, that one call can draw.
 
-    They all start from pictures of one kind, or all from noise alone. Their prompts name the same LoRAs.
+    They all start from pictures of one kind, or all from noise alone. Their prompts name the same LoRAs, and they have
+    equally many pictures for IP-Adapters.
     """
     cells, syntax = run.cells[first : first + size], run.request.prompt_syntax
-    kinds = [(None if cell.start is None else cell.start.alike, tags_in(cell.prompt, syntax)) for cell in cells]
+    kinds = [
+        (
+            cell.start and cell.start.alike,
+            tags_in(cell.prompt, syntax),
+            cell.image_prompt and len(cell.image_prompt.pictures),
+        )
+        for cell in cells
+    ]
     count = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), len(cells))
     return cells[:count]
 
@@ -243,6 +260,9 @@ def _batch_options(request: Request, batch: Sequence[Cell]) -> dict[str, Any]:
     controls = [cell.control.pictures for cell in batch if cell.control is not None]
     if controls:
         options |= _control(request, controls)
+    images = [cell.image_prompt for cell in batch if cell.image_prompt is not None]
+    if images:
+        options["ip_adapter_image"] = _image_prompts(images, len(request.ip_adapter))
     settings = {name: getattr(request, name) for name in names}
     return options | {name: value for name, value in settings.items() if value is not None}
 
@@ -268,6 +288,13 @@ def _control(request: Request, controls: Sequence[tuple[InputPicture, ...]]) -> 
     return {"control_image": given, "guess_mode": bool(request.guess_mode)} | {
         name: getattr(request, setting) for setting, name in _CONTROL_OPTIONS.items() if getattr(request, setting)
     }
+
+
+def _image_prompts(images: Sequence[ImagePrompt], adapters: int) -> list[Any] | ImagesOfEach:
+    """Return the image prompts of drawn pictures: one for all if they are equal, or one for each."""
+    made = {each: [picture.open() for picture in each.pictures] for each in dict.fromkeys(images)}
+    given = {each: [opened] if adapters == 1 else opened for each, opened in made.items()}
+    return given[images[0]] if len(given) == 1 else ImagesOfEach(given[each] for each in images)
 
 
 def _opened(pictures: Sequence[InputPicture]) -> "Image | list[Image]":

@@ -30,7 +30,7 @@ _UNSAID: dict[str, Any] = {"precision": PRECISION, "embedding": [], "lora": []}
 _UNSAID |= {"init_image_hash": None, "strength": None}
 _UNSAID |= dict.fromkeys(("mask_hash", "mask_blur", "mask_crop", *UPSCALE_SETTINGS))
 _UNSAID |= dict.fromkeys(("control", "control_image_hashes", "control_scale", "control_start", "control_end"))
-_UNSAID |= {"guess_mode": None}
+_UNSAID |= dict.fromkeys(("guess_mode", "ip_adapter", "ip_adapter_image_hashes", "ip_adapter_scale", "image_encoder"))
 _OF_MACHINES = ("device", "versions")  # settings that are not compared
 
 

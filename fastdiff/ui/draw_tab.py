@@ -11,7 +11,7 @@ from gradio.components import Component
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.requests.foreign import MODEL, Foreign
-from fastdiff.requests.request import AXES, FILE_SETTINGS
+from fastdiff.requests.request import AXES, FILE_SETTINGS, IP_ADAPTER_SETTINGS
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.model_files import find_of_tool
 from fastdiff.runs.notices import find_notices
@@ -40,7 +40,10 @@ from fastdiff.ui.starting import Starting, larger, with_inputs
 
 KIND = "Draw"  # of jobs
 # settings that the form cannot show: it has no field for most, and an empty negative prompt means none
-UNSHOWN = ("revision", "variant", *FILE_SETTINGS, "use_clipped_model_output", "negative_prompt", "mask_crop")
+UNSHOWN = (
+    *("revision", "variant", *FILE_SETTINGS, "use_clipped_model_output", "negative_prompt", "mask_crop"),
+    *IP_ADAPTER_SETTINGS,
+)
 
 
 @dataclass(frozen=True)

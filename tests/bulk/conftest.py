@@ -59,9 +59,10 @@ def pipes():
     loaded = {}
 
     def load(plan: Plan):
-        card, key = plan.run.card, (plan.run.card.folder, plan.run.request.control)
+        card, request = plan.run.card, plan.run.request
+        key = card.folder, request.control, request.ip_adapter
         if key not in loaded:
-            pipe = load_pipeline(card, plan.run.request, "cpu")
+            pipe = load_pipeline(card, request, "cpu")
             loaded[key] = pipe, take_fingerprint(pipe, begin_files_hash(card, None).result())
         return loaded[key]
 

@@ -61,7 +61,7 @@ def test_rows_of_prompts(tmp_path, make_plan, text_folder):
         (
             "a.json",
             '[{"labels": 1}]',
-            "row 1: unknown labels; a row has label, prompt, seed, num_images, image, strength, mask, control",
+            "row 1: unknown labels; a row has label, prompt, seed, num_images, image, strength, mask, control, ip_",
         ),
         ("a.json", '[{"label": 1}, {"label": 1, "seed": -1}]', "row 2: seed: -1 is not"),
         ("a.json", '[{"label": 1, "prompt": "a"}]', "row 1: has both label and prompt; leave one out"),

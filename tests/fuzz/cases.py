@@ -263,7 +263,9 @@ def png_edits() -> st.SearchStrategy[Edit]:
     """Return edits that write a PNG, for the page's upload, `info` and `sample --from`."""
     one = st.tuples(st.just("settings"), st.sampled_from(PNG_KEYS), st.sampled_from([*sorted(JSON), text_edits.GONE]))
     # users may name a file in any folder, also in a PNG
-    inside = one.filter(lambda edit: not (edit[1] in ("model", "config", "vae") and edit[2] in LEADING_OUT))
+    inside = one.filter(
+        lambda edit: not (edit[1] in ("model", "config", "vae", "image_encoder") and edit[2] in LEADING_OUT)
+    )
     return st.one_of(inside, st.tuples(st.just("chunk"), st.sampled_from(edits.CHUNKS)))
 
 

@@ -26,7 +26,7 @@ from tests.fuzz.named.controls import control_file, controlnet
 from tests.fuzz.named.embeddings import embedding
 from tests.fuzz.named.hostile_files import single
 from tests.fuzz.named.image_prompts import ip_adapters
-from tests.fuzz.named.image_prompts.ip_adapters import ip_adapter
+from tests.fuzz.named.image_prompts.ip_adapters import image_encoder, ip_adapter
 from tests.fuzz.named.loras import lora
 from tests.fuzz.named.pictures import picture
 from tests.fuzz.tabs import write_dropped
@@ -38,7 +38,7 @@ PNG_NAME = "from.png"
 STYLES_NAME, STYLES_HEAD = "styles.csv", "name,prompt,negative_prompt"
 # Edits that write a file
 NEW_FILES = ("settings", "chunk", "styles", "write_dropped", "single", "embedding", "lora", "picture", "controlnet")
-NEW_FILES += ("ip_adapter", "control_file")
+NEW_FILES += ("ip_adapter", "control_file", "image_encoder")
 
 
 def apply(edits: tuple[Edit, ...], folder: Path) -> None:
@@ -230,6 +230,7 @@ def styles(folder: Path, content: str) -> None:
 _OF_TEXT = ("option", "no_option", "within", "whole", "shard", "encoded", "vocabulary", "merges")
 _OF_FILES = (strange, swapped, flip, truncate, append, header, tensor, pickled)
 _NEW = (settings, chunk, styles, write_dropped, single, embedding, lora, picture, controlnet, ip_adapter, control_file)
+_NEW += (image_encoder,)
 EDITS: dict[str, Callable[..., None]] = {
     **{name: getattr(text_edits, name) for name in _OF_TEXT},
     **{each.__name__: each for each in (*_OF_FILES, *_NEW)},
@@ -248,6 +249,8 @@ def must_be_refused(edit: Edit) -> bool:
         return loras.must_be_refused(*words)
     if name == "ip_adapter":
         return ip_adapters.must_be_refused(*words)
+    if name == "image_encoder":
+        return words[0] in ip_adapters.REFUSED_ENCODERS
     if name == "picture":
         return pictures.must_be_refused(*words)
     if name == "controlnet":

@@ -61,7 +61,8 @@ PNG_RECORD = {
 }
 _FURTHER = """prompt negative_prompt clip_skip model_hash precision device horizon axes picture_width config vae
     prediction_type embedding embedding_hashes numerics schema unknown
-    control control_image control_hashes control_scale"""
+    control control_image control_hashes control_scale
+    ip_adapter ip_adapter_hashes ip_adapter_image ip_adapter_image_hashes ip_adapter_scale image_encoder"""
 PNG_KEYS = (*PNG_RECORD, *_FURTHER.split())
 
 WORDS = {

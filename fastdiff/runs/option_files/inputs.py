@@ -1,6 +1,6 @@
-"""The picture that a run starts from, its mask, and control pictures: of flags, or of a PNG whose settings it repeats.
+"""The pictures of a run: of flags, or of a PNG whose settings it repeats. Imports no torch.
 
-Imports no torch.
+They are the picture that a run starts from, its mask, and the pictures for ControlNets and IP-Adapters.
 """
 
 import contextlib
@@ -15,17 +15,21 @@ from fastdiff.arguments import shown
 from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.checkpoints.single_files.listing import last_part
 from fastdiff.errors import InputError
-from fastdiff.requests.input_picture import CONTROL, INIT_IMAGE, MASK, MAX_BYTES, control_name
+from fastdiff.requests.input_picture import CONTROL, IMAGE_PROMPT, INIT_IMAGE, MASK, MAX_BYTES, stored_name
 from fastdiff.requests.png import Recorded, read_input
 from fastdiff.requests.request import Request
 
 FLAGS = {"init_image": (INIT_IMAGE, "from the picture"), "mask": (MASK, "with the mask")}  # by field
+_LISTS = {
+    "control_image": (CONTROL, "with the control picture"),
+    "ip_adapter_image": (IMAGE_PROMPT, "with the image prompt"),
+}
 
 
 def with_inputs_here(
     request: Request, source: Recorded | None, folder: str | None, given: Mapping[str, Any]
 ) -> Request:
-    """Return the request with the places where its picture, mask and control pictures are now.
+    """Return the request with the places where its pictures are now.
 
     The pictures that the PNG `source` names are inside the PNG, or files.
     folder: where the files may be, by their hashes. They may also be in the current folder.
@@ -41,20 +45,21 @@ def with_inputs_here(
         name, known = getattr(request, field), source.settings.get(f"{field}_hash")
         if given.get(field) is None and name is not None:
             found[field], found[f"{field}_inside"] = _here(flag, flag, what, name, known, source, folder)
-    if given.get("control_image") is None and request.control_image:
-        found |= _controls_here(request, source, folder)
+    for field in _LISTS:
+        if given.get(field) is None and getattr(request, field):
+            found |= _listed_here(field, request, source, folder)
     return replace(request, **found)
 
 
-def _controls_here(request: Request, source: Recorded, folder: str | None) -> dict[str, Any]:
-    """Return the fields that say where the recorded control pictures are now."""
-    digits = source.settings.get("control_image_hashes") or ()
+def _listed_here(field: str, request: Request, source: Recorded, folder: str | None) -> dict[str, Any]:
+    """Return the fields that say where the recorded pictures of a list are now."""
+    (flag, what), digits = _LISTS[field], source.settings.get(f"{field}_hashes") or ()
     places = [
-        _here(control_name(i), CONTROL, "with the control picture", name, digits[i : i + 1], source, folder)
-        for i, name in enumerate(request.control_image)
+        _here(stored_name(flag, i), flag, what, name, digits[i : i + 1], source, folder)
+        for i, name in enumerate(getattr(request, field))
     ]
     names, inside = zip(*places, strict=True)
-    return {"control_image": names, "control_image_inside": inside}
+    return {field: names, f"{field}_inside": inside}
 
 
 def _here(

@@ -17,6 +17,7 @@ from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.png import Recorded
 from fastdiff.requests.request import Request
 from fastdiff.runs.option_files.controlnets import weights_of_controlnets
+from fastdiff.runs.option_files.ip_adapters import files_of_ip_adapters
 
 
 class Kind(NamedTuple):
@@ -85,6 +86,7 @@ KINDS = (EMBEDDING, LORA)
 
 
 def files_of(request: Request) -> list[Path]:
-    """Return the files of a request's embeddings, LoRAs and ControlNets, in order."""
+    """Return the files of a request's embeddings, LoRAs, ControlNets and IP-Adapters, in order."""
     files = [path for kind in KINDS for path in kind.files(request)]
-    return [*files, *(path for paths in weights_of_controlnets(request) for path in paths)]
+    files += [path for paths in weights_of_controlnets(request) for path in paths]
+    return files + files_of_ip_adapters(request)

@@ -1,4 +1,7 @@
-"""Pictures that a run starts from, and masks, sound and hostile, next to a model's files."""
+"""Pictures of a run, sound and hostile, next to a model's files.
+
+Runs start from them, masks are made of them, and ControlNets and IP-Adapters read them.
+"""
 
 import io
 import struct
@@ -12,8 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.fuzz.named import controls
+from tests.fuzz.named.image_prompts import ip_adapters
 
-NAME, MASK, CONTROL = "start.png", "mask.png", "control.png"
+NAME, MASK, CONTROL, PROMPT = "start.png", "mask.png", "control.png", "prompt.png"
 _EDGES = [
     (name, value) for name in ("Low threshold", "High threshold", "Width") for value in ("0", "x", "1e400", "900")
 ]
@@ -109,7 +113,9 @@ def loaded(draw: st.DrawFn) -> tuple[Any, ...]:
         ("--strength", draw(st.sampled_from(["1", "1", "1.0", "0.5", "nan"]))),
     ]
     flags += draw(st.sampled_from([[], [], [("--height", "16"), ("--width", "16")], [("--embed-inputs", "(alone)")]]))
-    masks, more = draw(st.sampled_from([((), [("--upscale", "1.5")]), ((), [])]) | _masked() | _controlled())
+    masks, more = draw(
+        st.sampled_from([((), [("--upscale", "1.5")]), ((), [])]) | _masked() | _controlled() | _prompted()
+    )
     return (("picture", form, height, width), *damaged, *masks), "command", "sample", (*flags, *more)
 
 
@@ -146,3 +152,32 @@ def _controlled(draw: st.DrawFn) -> tuple[tuple[Any, ...], list[tuple[str, str]]
         )
     )
     return (("controlnet", "sound"), ("picture", form, height, width, CONTROL)), flags
+
+
+OF_PROMPTS = (("--ip-adapter", f"../model/{ip_adapters.NAME}"), ("--ip-adapter-image", f"../model/{PROMPT}"))
+
+
+@st.composite
+def _prompted(draw: st.DrawFn) -> tuple[tuple[Any, ...], list[tuple[str, str]]]:
+    """Return the edits and the flags of an IP-Adapter. Its picture, its file or its image encoder may be hostile."""
+    pictures, files, encoders = ([*forms] for forms in (FORMS, ip_adapters.FORMS, ip_adapters.ENCODERS))
+    hostile = draw(st.sampled_from(["picture", "file", "encoder", "nothing"]))
+    form = draw(st.sampled_from(pictures)) if hostile == "picture" else "RGB"
+    file = draw(st.sampled_from(files)) if hostile == "file" else draw(st.sampled_from([*ip_adapters.SOUND]))
+    encoder = draw(st.sampled_from(encoders)) if hostile == "encoder" else "sound"
+    height, width = draw(st.tuples(st.sampled_from(SIDES[:3]), st.sampled_from(SIDES)))
+    edits = [("ip_adapter", file, draw(st.integers(0, 1000).map(str)))]
+    edits += draw(st.sampled_from([[]] + [[("image_encoder", encoder)]] * 5))
+    more = [
+        *[[]] * 6,
+        [("--ip-adapter-scale", "-1")],
+        [("--ip-adapter-scale", "nan")],
+        [("--ip-adapter-scale", "1e30")],
+        [("--ip-adapter-image", f"../model/{PROMPT}")],
+        [("--ip-adapter", f"../model/{PROMPT}")],
+        [("--ip-adapter", "../model:unet/config.json"), ("--ip-adapter-image", f"../model/{PROMPT}")],
+        [("--image-encoder", "../model/unet")],
+        [("--image-encoder", "../model")],
+        [("--image-encoder", f"../model/{PROMPT}")],
+    ]
+    return (*edits, ("picture", form, height, width, PROMPT)), [*OF_PROMPTS, *draw(st.sampled_from(more))]

@@ -1,5 +1,6 @@
-"""IP-Adapter files, sound and hostile, next to a model's files."""
+"""IP-Adapter files and image encoders, sound and hostile, next to a model's files."""
 
+import json
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,12 +15,27 @@ from tests.parity.image_prompts import adapters
 from tests.support.text_pipelines import tiny_unet
 
 NAME = "picture.safetensors"
+ENCODER = "image_encoder"
 State = dict[str, Tensor]
 
 
 def ip_adapter(folder: Path, form: str, place: str) -> None:
     """Write an IP-Adapter. `place`, in 1/1000 of its keys or bytes, chooses what is changed."""
     (folder / NAME).write_bytes(FORMS[form](int(place)))
+
+
+def image_encoder(folder: Path, form: str) -> None:
+    """Write an image encoder where an IP-Adapter looks for it."""
+    encoder = adapters.image_encoder(**({"projection_dim": 40} if form == "wide" else {}))
+    state, config = (
+        dict(encoder.state_dict()),
+        encoder.config.to_diff_dict() | {"architectures": [type(encoder).__name__]},
+    )
+    (folder / ENCODER).mkdir()
+    (folder / ENCODER / "config.json").write_text(json.dumps(config | ENCODERS[form][0]))
+    key = "visual_projection.weight"
+    state[key] = ENCODERS[form][1](state[key])
+    (folder / ENCODER / "model.safetensors").write_bytes(save({name: each for name, each in state.items()}))
 
 
 def embeds(path: Path) -> list[Tensor]:
@@ -100,6 +116,19 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
     "a pickle": lambda place: b"\x80\x02cos\nsystem\n.",
 }
 FORMS = {**SOUND, **ODD, **HOSTILE}
+ENCODERS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {  # options of the config, and a weight
+    "sound": ({}, lambda each: each),
+    "half": ({}, lambda each: each.half()),
+    "wide": ({}, lambda each: each),
+    "NaN": ({}, lambda each: torch.full_like(each, torch.nan)),
+    "infinite results": ({}, lambda each: each * 1e38),
+    "flat": ({}, lambda each: each.flatten()),
+    "another size": ({"image_size": 40}, lambda each: each),
+    "large pictures": ({"image_size": 10**6}, lambda each: each),
+    "no channels": ({"num_channels": 0}, lambda each: each),
+    "a text encoder": ({"architectures": ["CLIPTextModel"], "model_type": "clip_text_model"}, lambda each: each),
+}
+REFUSED_ENCODERS = ("wide", "NaN", "infinite results", "flat", "another size", "large pictures", "no channels")
 
 
 def must_be_refused(form: str, place: str) -> bool:
