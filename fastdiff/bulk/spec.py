@@ -97,7 +97,7 @@ def _beside(row: Row, folder: Path) -> Row:
     """Return the row with the paths of its files from where the command runs."""
     image, mask = (None if path is None else str(folder / path) for path in (row.image, row.mask))
     lists = {name: getattr(row, name) for name in _LISTS}
-    paths = {name: each and tuple(str(folder / path) for path in each) for name, each in lists.items()}
+    paths: dict[str, Any] = {name: each and tuple(str(folder / path) for path in each) for name, each in lists.items()}
     return replace(row, image=image, mask=mask, **paths)
 
 
