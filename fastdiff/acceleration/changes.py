@@ -10,13 +10,15 @@ from typing import Any
 from torch import nn
 
 from fastdiff.acceleration.adapters import check_adapter
-from fastdiff.acceleration.layers import adapted_layers, library, plain_modules, plain_parameters
+from fastdiff.acceleration.ip_adapters import check_ip_adapters
+from fastdiff.acceleration.layers import IP_PROCESSORS, adapted_layers, library, plain_modules, plain_parameters
 from fastdiff.errors import InputError
 from fastdiff.kinds import Precision
 from fastdiff.requests.defaults import PRECISION
 
 # Plain attention, as the config says
 PLAIN_PROCESSORS = {"AttnProcessor", "AttnProcessor2_0", "AttnAddedKVProcessor", "AttnAddedKVProcessor2_0"}
+KNOWN_PROCESSORS = PLAIN_PROCESSORS | IP_PROCESSORS  # `check_ip_adapters` says which IP-Adapters are known
 LIBRARIES = {"torch", "diffusers"}  # layers of other libraries are refused
 
 
@@ -58,9 +60,10 @@ class Watch:
 def check_changes(model: nn.Module, precision: Precision) -> None:
     """Raise InputError if a live model does not do what its config says. The message says how to undo the change.
 
-    Adapters of peft are merged into our model, unless it is in 8 bits.
+    Adapters of peft are merged into our model, unless it is in 8 bits. Our U-Net reads IP-Adapters.
     """
     _check_adapters(model, precision)
+    check_ip_adapters(model)
     _check_attention(model)
     if any(getattr(block, "s1", None) is not None for block in _up_blocks(model)):
         raise InputError("accelerate: FreeU is not supported; call disable_freeu() on the pipeline first")
@@ -84,15 +87,10 @@ def _check_adapters(model: Any, precision: Precision) -> None:
         )
     for name, layer in layers.items():
         check_adapter(name, layer)
-    projection = type(getattr(model, "encoder_hid_proj", None)).__name__
-    is_own = getattr(model.config, "encoder_hid_dim_type", None) in ("image_proj", "text_image_proj")  # Kandinsky's
-    is_adapter = projection.endswith("ImageProjection") and not is_own
-    if is_adapter or any("IPAdapter" in kind.__name__ for kind in _processors(model)):
-        raise InputError("accelerate: IP-Adapter is not supported; call unload_ip_adapter() on the pipeline first")
 
 
 def _check_attention(model: nn.Module) -> None:
-    changed = sorted(kind.__name__ for kind in _processors(model) if not _is_plain(kind))
+    changed = sorted(kind.__name__ for kind in _processors(model) if not _is_known(kind))
     if changed:
         fused = all(name.startswith("Fused") for name in changed)
         undo = "unfuse_qkv_projections()" if fused else "set_attn_processor(AttnProcessor2_0())"
@@ -116,8 +114,8 @@ def _check_layer(name: str, module: nn.Module) -> None:
         raise InputError(f"accelerate: the forward of {name} was replaced; undo that first")
 
 
-def _is_plain(processor: type) -> bool:
-    return processor.__name__ in PLAIN_PROCESSORS and library(processor) == "diffusers"
+def _is_known(processor: type) -> bool:
+    return processor.__name__ in KNOWN_PROCESSORS and library(processor) == "diffusers"
 
 
 def _processors(model: nn.Module) -> set[type]:

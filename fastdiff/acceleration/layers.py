@@ -1,12 +1,16 @@
 """A live model's modules and parameters by the names that they have without adapters.
 
 peft puts a layer of its own around a layer of the model, as its `base_layer`. The functions here look through it.
+diffusers adds the layers of IP-Adapters to a U-Net. The functions here leave them out.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+
+IP_PROCESSORS = {"IPAdapterAttnProcessor", "IPAdapterAttnProcessor2_0"}  # of cross-attentions
+IP_PROJECTION = "MultiIPAdapterImageProjection"  # the U-Net's encoder_hid_proj
 
 
 def plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -39,6 +43,12 @@ def is_adapted(module: nn.Module) -> bool:
     return library(type(module)) == "peft" and hasattr(module, "base_layer")
 
 
+def is_of_ip_adapter(module: nn.Module) -> bool:
+    """Whether a module is a part of IP-Adapters that diffusers has added to a U-Net."""
+    kind = type(module)
+    return kind.__name__ in {*IP_PROCESSORS, IP_PROJECTION} and library(kind) == "diffusers"
+
+
 def library(kind: type) -> str:
     """Return the name of the package that defines a class."""
     return kind.__module__.partition(".")[0]
@@ -54,5 +64,5 @@ def _walk(outer: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn
     seen.add(id(module))
     yield path, outer, module
     for name, child in module._modules.items():
-        if child is not None:
+        if child is not None and not is_of_ip_adapter(child):
             yield from _walk(child, f"{path}.{name}" if path else name, seen)

@@ -10,6 +10,7 @@ again: nothing is kept for a timestep that is not after the timestep of the call
 count, so nothing is kept for them.
 """
 
+import operator
 import weakref
 from typing import Any
 
@@ -63,9 +64,9 @@ class Recall:
             run, self._runs = None, others  # free the memory of runs that have ended
             run = _Run(denoiser, given, stream, self._writes(), _conditions(count, class_labels, prompt))
         self._runs = [run, *others]
-        temb, timesteps, text = run.at(step)
-        bias = () if prompt is None else prompt.bias
-        return Recalled((temb, timesteps), Fixed((*text, *bias)) if bias else run.text)
+        temb, timesteps, _ = run.at(step)
+        beside = () if prompt is None else (*prompt.bias, *prompt.images)
+        return Recalled((temb, timesteps), run.text_beside(beside))
 
     def forget_changes(self) -> bool:
         """Drop runs from before the latest write to the weights. Return whether there were any."""
@@ -115,15 +116,26 @@ class _Run:
         self.step = -1  # of the latest call
         self.writes = writes
         self._stream = stream
-        self._given = [(weakref.ref(_viewed(tensor)), _state(tensor)) for tensor in given]
+        self._given = [(weakref.ref(viewed(tensor)), state_of(tensor)) for tensor in given]
         with torch.inference_mode(False), torch.no_grad():
             self._table = ConditioningTable(denoiser, given[0].detach(), conditions, chunk=GROUP)
-        self.text = Fixed(self._table.text)  # one object, so that a graph copies it at the first step only
+        self._others: tuple[Tensor, ...] = ()
+        self._text = Fixed(self._table.text)
 
     def at(self, step: int) -> Conditioning:
         self.step = step
         with torch.inference_mode(False), torch.no_grad():
             return self._table.at(step)
+
+    def text_beside(self, others: tuple[Tensor, ...]) -> Fixed:
+        """Return `Conditioning.text`: what is made of the text, then `others`.
+
+        It is one object as long as `others` are the same tensors, so that a graph copies it at the first step only.
+        """
+        is_same = len(others) == len(self._others) and all(map(operator.is_, others, self._others))
+        if not is_same:
+            self._others, self._text = others, Fixed((*self._table.text, *others))
+        return self._text
 
     def reads(self, given: tuple[Tensor, ...], stream: Any) -> bool:
         """Whether these are the tensors of this run, and nothing was written to them since it began.
@@ -134,7 +146,7 @@ class _Run:
             stream == self._stream
             and len(given) == len(self._given)
             and all(
-                known() is _viewed(tensor) and state == _state(tensor)
+                known() is viewed(tensor) and state == state_of(tensor)
                 for (known, state), tensor in zip(self._given, given, strict=True)
             )
         )
@@ -183,16 +195,16 @@ def _conditions(count: int, class_labels: Tensor | None, prompt: Prompt | None) 
     """
     labels = None if class_labels is None else class_labels.detach()
     if prompt is not None:
-        prompt = map_tensors(Tensor.detach, prompt._replace(bias=()))
+        prompt = map_tensors(Tensor.detach, prompt._replace(bias=(), images=()))
         labels = None if labels is None else labels.expand(count, *labels.shape[1:])
     return Conditions(labels, torch.arange(count), prompt=prompt)
 
 
-def _viewed(tensor: Tensor) -> Tensor:
+def viewed(tensor: Tensor) -> Tensor:
     """Return the tensor that a tensor is a view of, or the tensor itself."""
     return tensor if tensor._base is None else tensor._base
 
 
-def _state(tensor: Tensor) -> tuple[Any, ...]:
+def state_of(tensor: Tensor) -> tuple[Any, ...]:
     """Return what changes with a tensor's memory, form and values."""
     return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fastdiff.acceleration.changes import Watch, check_changes
+from fastdiff.acceleration.ip_adapters import ImageReader, image_reader
 from fastdiff.acceleration.layers import adapted_layers, plain_name, plain_parameters
 from fastdiff.acceleration.merging import Merging
 from fastdiff.acceleration.recall import Loop, Recall
@@ -18,6 +19,7 @@ from fastdiff.kinds import Precision
 from fastdiff.models.autoencoder import AutoencoderKL
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
+from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.requests.defaults import PRECISION
 
 TILING = ("use_tiling", "tile_sample_min_size", "tile_latent_min_size", "tile_overlap_factor")
@@ -116,10 +118,14 @@ class Replacement:
                 self._release()
                 ours = self._built()
                 merging = Merging(self.model, ours)
+            self._followed(ours)
         except InputError:
             self._release()
             raise
         self._current = ours, Watch(self.model), merging
+
+    def _followed(self, ours: Model) -> None:
+        """Tell our model of changes of the live one besides its weights."""
 
     def _weights_changed(self, ours: Model) -> None:
         """Forget what was computed from weights of ours before they changed."""
@@ -169,6 +175,8 @@ class DenoiserReplacement(Replacement):
         """
         scale, kwargs = _lora_scale(kwargs)
         begins = self._loop.begins(args[1] if len(args) > 1 else kwargs.get("timestep"))
+        if begins and (reader := self._reader()) is not None:
+            reader.begin()
         output, failure = None, None
         try:
             output = self._latest(scale, begins)(*args, **kwargs)
@@ -199,6 +207,16 @@ class DenoiserReplacement(Replacement):
         assert isinstance(ours, Denoiser) and isinstance(ours.recall, Recall)
         return watch.sees_a_change() or merging.has_changed(scale) or ours.recall.forget_changes()
 
+    def _reader(self) -> ImageReader | None:
+        ours = None if self._current is None else self._current[0]
+        reader = ours.image_reader if isinstance(ours, UNet2DConditionModel) else None
+        assert isinstance(reader, ImageReader | None)
+        return reader
+
+    def _followed(self, ours: Model) -> None:
+        if isinstance(ours, UNet2DConditionModel):
+            ours.image_reader = image_reader(self.model, ours)
+
     def _weights_changed(self, ours: Model) -> None:
         assert isinstance(ours, Denoiser) and isinstance(ours.recall, Recall)
         ours.recall.forget()
@@ -212,6 +230,8 @@ class DenoiserReplacement(Replacement):
     def _release(self) -> None:
         if self._current is not None and isinstance(self._current[0], Denoiser):
             self._current[0].recall = None  # it refers to the model, whose memory must be freed at once
+        if self._current is not None and isinstance(self._current[0], UNet2DConditionModel):
+            self._current[0].image_reader = None
         super()._release()
 
 

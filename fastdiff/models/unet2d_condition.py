@@ -3,7 +3,7 @@
 Rombach et al. 2022, arXiv 2112.10752.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -58,6 +58,9 @@ class UNet2DConditionModel(TextDenoiser):
         if config.norm_num_groups is not None:
             self.conv_norm_out = GroupNorm(config.norm_num_groups, first, eps=config.norm_eps)
         self.conv_out = Conv2d(first, config.out_channels, config.conv_out_kernel)
+        # Takes image prompts out of `added_cond_kwargs`, and returns the others and `Prompt.images`; see
+        # `fastdiff.acceleration.ip_adapters`
+        self.image_reader: Callable[[PromptCheck, Any], tuple[Any, Given]] | None = None
         self._finish()
 
     @property
@@ -120,7 +123,11 @@ class UNet2DConditionModel(TextDenoiser):
         timestep = self._checked_timestep(timestep, len(sample))
         self._check_labels(len(sample), class_labels)
         check = PromptCheck(self.config, self.dtype, self.device, len(sample))
+        images: Given = ()
+        if self.image_reader is not None:
+            added_cond_kwargs, images = self.image_reader(check, added_cond_kwargs)
         prompt = check.prompt(encoder_hidden_states, encoder_attention_mask, added_cond_kwargs, timestep_cond)
+        prompt = prompt._replace(images=images)
         size = (sample.shape[2], sample.shape[3])
         check.hint(prompt, *size)
         bias = check.attention_bias(attention_mask, size, prompt.text.shape[1])
@@ -167,5 +174,7 @@ class UNet2DConditionModel(TextDenoiser):
 
 
 def _check_unsupported(cross_attention_kwargs: Any) -> None:
+    if isinstance(cross_attention_kwargs, dict) and "ip_adapter_masks" in cross_attention_kwargs:
+        raise InputError("cross_attention_kwargs: ip_adapter_masks are not supported; leave them out")
     if not isinstance(cross_attention_kwargs, dict | None) or cross_attention_kwargs:
         raise InputError("cross_attention_kwargs: attention processors are not supported; leave them out")

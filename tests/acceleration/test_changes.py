@@ -7,7 +7,12 @@ import pytest
 import torch
 from diffusers.hooks import ModelHook
 from diffusers.hooks.hooks import HookRegistry
-from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
+from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0, IPAdapterAttnProcessor2_0
+from diffusers.models.embeddings import (
+    ImageProjection,
+    IPAdapterFaceIDImageProjection,
+    MultiIPAdapterImageProjection,
+)
 from torch import nn
 
 import fastdiff
@@ -80,21 +85,56 @@ def fused(part):
     return change
 
 
-def ip_adapter(pipe):
-    """Change the U-Net as load_ip_adapter does."""
-    from diffusers.models.attention_processor import IPAdapterAttnProcessor2_0
-    from diffusers.models.embeddings import ImageProjection, MultiIPAdapterImageProjection
+def ip_adapter(projection, change=lambda unet: None):
+    """Return a change of the U-Net as load_ip_adapter's, with a projection of this class, and then `change`."""
 
-    unet = pipe.unet
-    unet.set_attn_processor(
-        {
-            name: IPAdapterAttnProcessor2_0(32, 32) if "attn2" in name else AttnProcessor2_0()
-            for name in unet.attn_processors
-        }
-    )
-    unet.encoder_hid_proj = MultiIPAdapterImageProjection([ImageProjection(8, 32, 2)])
-    unet.config.encoder_hid_dim_type = "ip_image_proj"
-    return pipe.unload_ip_adapter
+    def load(pipe):
+        unet = pipe.unet
+        unet.set_attn_processor(
+            {
+                name: IPAdapterAttnProcessor2_0(32, 32) if "attn2" in name else AttnProcessor2_0()
+                for name in unet.attn_processors
+            }
+        )
+        unet.encoder_hid_proj = MultiIPAdapterImageProjection([projection(8, 32)])
+        unet.config.encoder_hid_dim_type = "ip_image_proj"
+        change(unet)
+
+        def unload():
+            unet.text_encoder_hid_proj = None
+            pipe.unload_ip_adapter()
+
+        return unload
+
+    return load
+
+
+def plain_processor(unet):
+    unet.mid_block.attentions[0].transformer_blocks[0].attn2.set_processor(AttnProcessor2_0())
+
+
+def another_processor(unet):
+    unet.mid_block.attentions[0].transformer_blocks[0].attn1.set_processor(IPAdapterAttnProcessor2_0(32, 32))
+
+
+def more_layers_of_values(unet):
+    unet.mid_block.attentions[0].transformer_blocks[0].attn2.processor.to_v_ip.append(nn.Linear(32, 32, bias=False))
+
+
+def without_a_projection(unet):
+    unet.encoder_hid_proj = None
+
+
+def own_processor(unet):
+    class IPAdapterAttnProcessor(IPAdapterAttnProcessor2_0):
+        pass
+
+    unet.mid_block.attentions[0].transformer_blocks[0].attn2.set_processor(IPAdapterAttnProcessor(32, 32))
+
+
+def text_projection(unet):
+    """Add what load_ip_adapter keeps of Kolors."""
+    unet.text_encoder_hid_proj = nn.Linear(32, 32)
 
 
 def lora(pipe):
@@ -151,7 +191,25 @@ REFUSED = {
     "sliced-attention": (slices, "SlicedAttnProcessor is not supported"),
     "fused": (fused("unet"), "FusedAttnProcessor2_0 is not supported; call unfuse_qkv_projections()"),
     "fused-vae": (fused("vae"), "FusedAttnProcessor2_0 is not supported; call unfuse_qkv_projections()"),
-    "ip-adapter": (ip_adapter, "IP-Adapter is not supported; call unload_ip_adapter()"),
+    "ip-adapter-face-id": (
+        ip_adapter(IPAdapterFaceIDImageProjection),
+        "an IP-Adapter with IPAdapterFaceIDImageProjection is not supported; call unload_ip_adapter()",
+    ),
+    "ip-adapter-of-another-library": (
+        ip_adapter(ImageProjection, own_processor),
+        "an IP-Adapter with IPAdapterAttnProcessor is not supported; call unload_ip_adapter()",
+    ),
+    "ip-adapter-of-kolors": (
+        ip_adapter(ImageProjection, text_projection),
+        "an IP-Adapter of Kolors is not supported; call unload_ip_adapter()",
+    ),
+    **{
+        f"ip-adapter-{change.__name__}": (
+            ip_adapter(ImageProjection, change),
+            "the IP-Adapter is not on each cross-attention, or also on other layers; call unload_ip_adapter()",
+        )
+        for change in (plain_processor, another_processor, more_layers_of_values, without_a_projection)
+    },
     "lora": (lora, f"{ATTENTION}.to_q is a LoraLinear of tests; restore diffusers' own layer first"),
     "lora-of-another-kind": (
         another_layer(PeftLinear),
