@@ -41,6 +41,9 @@ def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION)
     it adds them in float32 and rounds the sum once. The parameters of the diffusers model keep the plain values, and a
     layer with an adapter has its weight twice in memory.
 
+    So do plain, plus and full IP-Adapters, several at once: `load_ip_adapter`, `set_ip_adapter_scale` and
+    `unload_ip_adapter`, before or after `accelerate`. Their layers stay diffusers', and run once for a loop.
+
     A scheduler of diffusers that fastdiff has too gets each timestep on the CPU, so that its `step` does not wait for
     the GPU. Call `accelerate` again after you replaced the scheduler.
 
@@ -66,7 +69,7 @@ def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION)
 
     Raises:
         InputError: the model's class is not supported, fastdiff cannot run the model, or the model has changes that
-            fastdiff would ignore: adapters of other kinds, or of any kind with 8 bits, IP-Adapter, FreeU, other
+            fastdiff would ignore: adapters of other kinds, or of any kind with 8 bits, IP-Adapters FaceID, FreeU, other
             attention processors, hooks, or offload of single layers. Such a change after `accelerate` is refused at the
             next call, until it is undone; a forward hook that is added later is not noticed.
     """

@@ -29,7 +29,7 @@ def model_like(live: Any, name: str) -> Model:
     name: what to call the model in errors.
 
     Raises InputError for a class that fastdiff does not run, and for layers that the model's config does not name, such
-    as LoRA that is not fused; NonFiniteError for NaN in the weights.
+    as LoRA that is not fused or an IP-Adapter; NonFiniteError for NaN in the weights.
     """
     kind = our_class(live)
     if kind is None:
@@ -39,6 +39,10 @@ def model_like(live: Any, name: str) -> Model:
     with on_meta():
         ours = kind.from_config(options, source=name)
     state = own_keys(dict(live.state_dict()), options)
+    if any(".processor.to_k_ip." in key for key in state):
+        raise InputError(
+            f"{name}: it has an IP-Adapter; call unload_ip_adapter() first, then fastdiff's load_ip_adapter"
+        )
     device: torch.device = live.device
     load_weights(ours, state, source=name, dtype=live.dtype, device=device)
     return ours

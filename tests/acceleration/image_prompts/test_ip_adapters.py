@@ -60,7 +60,6 @@ def load(pipe, files):
 @pytest.fixture(scope="module")
 def shared():
     """A pair with a plain adapter, which tests leave as it is."""
-    torch.set_num_threads(1)
     return Prompted("sd1", "plain")
 
 
@@ -182,7 +181,7 @@ def test_calls(options, pair):
     )
 
 
-@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
+@pytest.mark.parametrize("kind", [pytest.param("sd1", marks=pytest.mark.slow), "sdxl"])
 def test_beside_a_controlnet(kind):
     pair = Prompted(kind, "plain", accelerated=False)
     net = tiny_controlnet(kind)
@@ -291,6 +290,7 @@ class TestParameters:
         fastdiff.restore(pair.fast)
         assert torch.equal(draw(pair.fast, ip_adapter_image=picture()), expected)
 
+    @pytest.mark.slow
     def test_another_dtype(self):
         pair = Prompted("sd1", "plain")
         first = pair.check(ip_adapter_image=None, ip_adapter_image_embeds=[EMBEDS])

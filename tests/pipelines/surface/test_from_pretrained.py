@@ -15,7 +15,8 @@ from fastdiff.checkpoints import hub, loading
 from fastdiff.checkpoints.weights import diffusers_keys
 from fastdiff.models.live import model_like
 from fastdiff.pipelines import giving
-from tests.support.text_pipelines import KINDS, tiny_unet, tiny_vae
+from tests.parity.image_prompts.adapters import ip_adapter, nested
+from tests.support.text_pipelines import KINDS, text_pipeline, tiny_unet, tiny_vae
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -208,6 +209,13 @@ def test_other_layers_than_the_configs_are_refused():
     unet.conv_in.lora = torch.nn.Linear(2, 2)
     with pytest.raises(InputError, match=r"^unet does not fit UNet2DConditionModel: unexpected: conv_in\.lora"):
         model_like(unet, "unet")
+
+
+def test_a_live_ip_adapter_is_named():
+    pipe = text_pipeline("sd1")
+    pipe.load_ip_adapter(nested(ip_adapter(pipe.unet)), "", "", image_encoder_folder=None, low_cpu_mem_usage=False)
+    with pytest.raises(InputError, match=r"^unet: it has an IP-Adapter; call unload_ip_adapter\(\) first"):
+        model_like(pipe.unet, "unet")
 
 
 @pytest.mark.parametrize(
