@@ -29,6 +29,7 @@ _EXPORTS = {
     "UNet1DModel": "fastdiff.models.unet1d",
     "UNet2DConditionModel": "fastdiff.models.unet2d_condition",
     "UNet2DModel": "fastdiff.models.unet2d",
+    "ZImagePipeline": "fastdiff.pipelines",
     "ZImageTransformer2DModel": "fastdiff.models.z_image",
     "accelerate": "fastdiff.acceleration",
     "draw_many": "fastdiff.bulk.launching",

@@ -21,6 +21,7 @@ from fastdiff.pipelines import LabelPipeline as LabelPipeline
 from fastdiff.pipelines import Pipeline as Pipeline
 from fastdiff.pipelines import TextToImagePipeline as TextToImagePipeline
 from fastdiff.pipelines import TrajectoryPipeline as TrajectoryPipeline
+from fastdiff.pipelines import ZImagePipeline as ZImagePipeline
 from fastdiff.pipelines.reporting import report as report
 from fastdiff.requests.styles import Styles as Styles
 from fastdiff.samplers.ddim import DDIMScheduler as DDIMScheduler

@@ -34,7 +34,7 @@ LORA_NAME = "pytorch_lora_weights.safetensors"  # as diffusers saves a LoRA
 CACHED = "models--"  # prefix of a model's folder in huggingface_hub's cache
 _CONFIGS = ("model_index.json", "config.json")  # of a pipeline, of a single model
 _TOKENIZER_FILES = (
-    *("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"),
+    *("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "chat_template.jinja"),
     *("special_tokens_map.json", "added_tokens.json"),  # of older tokenizers
 )
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)

@@ -10,9 +10,9 @@ from typing import Any
 
 from fastdiff.errors import InputError
 
-MAX_BYTES = 2**23  # of a file: the class names of ImageNet-21k take 1 MB, indices of the largest models less
+MAX_BYTES = 2**24  # of a file: the tokenizer.json of Qwen3 has 11 MB
 MAX_DEPTH = 32  # of nested objects and lists: diffusers' files nest 3
-MAX_DIGITS = 20  # of an integer: 2^64 has as many
+MAX_DIGITS = 31  # of an integer: 10^30, the length of a tokenizer of transformers without a limit, has as many
 
 _TOO_DEEP = f"more than {MAX_DEPTH} nested objects and lists"
 

@@ -104,10 +104,12 @@ IMAGE_ENCODER = ModelPart("image_encoder", ("CLIPVisionModelWithProjection",), C
 QWEN3 = ModelPart("text_encoder", ("Qwen3Model", "Qwen3ForCausalLM"), Qwen3Config, in_8_bits=True)
 TOKENIZER = TokenizerPart("tokenizer", ("CLIPTokenizer", "CLIPTokenizerFast"))
 TOKENIZER_2 = TokenizerPart("tokenizer_2", TOKENIZER.classes)
+CHAT_TOKENIZER = TokenizerPart("tokenizer", ("Qwen2Tokenizer", "Qwen2TokenizerFast"))
 SCHEDULER = Part("scheduler")
 
 # The names of our pipeline classes
 LABELS, PROMPTS, TRAJECTORIES = "LabelPipeline", "TextToImagePipeline", "TrajectoryPipeline"
+CAPTIONS = "ZImagePipeline"
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,12 @@ PIPELINES = {
             optional=(VAE,),
             options=("id2label",),
             guidance_scale=4.0,
+        ),
+        PipelineClass(
+            "ZImagePipeline",
+            {Z_IMAGE: CAPTIONS},
+            (VAE, QWEN3, CHAT_TOKENIZER),
+            guidance_scale=5.0,
         ),
         PipelineClass("ValueGuidedRLPipeline", {UNET_1D: TRAJECTORIES}, (VALUE_FUNCTION,), options=("env",)),
         _SD,

@@ -27,6 +27,7 @@ class Guidance:
     null_conditions: Tensor  # (N,) int64, per picture the condition that guidance leads away from
     rescale: float = 0.0  # the share rescaled to the conditional output's deviation; Lin et al. 2024, 3.4
     interval: tuple[float, float] = (0.0, 1.0)  # the part of the run with guidance; see `guides`
+    most_norm: float = 0.0  # most of the guided output's norm over the conditional output's; 0: any
 
     def guides(self, step: int, steps: int) -> bool:
         """Whether a step is guided, as by diffusers' ClassifierFreeGuidance.

@@ -14,6 +14,7 @@ from fastdiff.execution.transfers import fetch
 from fastdiff.models.blocks.protocols import DecoderLike
 
 OutputType = Literal["pil", "np", "pt"]
+LATENT = "latent"  # an output type of pipelines with a VAE: the denoiser's result, not decoded
 MOST_CHANNELS = 4  # PIL's limit: red, green, blue and alpha
 
 
@@ -42,6 +43,16 @@ def begin_decode(x: Tensor, output_type: str, vae: DecoderLike | None = None) ->
             return pictures()
         array = pictures().numpy()
         return array if output_type == "np" else [_to_image(levels) for levels in array]
+
+    return end
+
+
+def begin_latents(x: Tensor) -> Callable[[], Tensor]:
+    """Return a function that returns latents x (N, h, w, C) as (N, C, h, w). It raises as `decode`."""
+
+    def end() -> Tensor:
+        check_finite(x)
+        return x.permute(0, 3, 1, 2)
 
     return end
 

@@ -145,6 +145,7 @@ class _Step:
     options: StepOptions
     is_guided: bool
     guidance_rescale: float
+    most_norm: float
 
     def __call__(
         self,
@@ -181,6 +182,8 @@ class _Step:
             output, unguided = output[..., :channels], None if unguided is None else unguided[..., :channels]
         if unguided is not None and self.guidance_rescale:
             output, unguided = _rescaled(output, unguided, scale, self.guidance_rescale), None
+        if unguided is not None and self.most_norm:
+            output, unguided = _bounded(output, unguided, scale, self.most_norm), None
         return denoise_step(
             output, x_t, rows, self.options,
             unguided=unguided, guidance_scale=scale, noise=noise, step=step, earlier=earlier,
@@ -202,6 +205,18 @@ def _rescaled(output: Tensor, unguided: Tensor, scale: Tensor, share: float) -> 
     guided = unguided + scale[:, None, None, None] * (output - unguided)
     spreads = [(each.std(), its_guided.std()) for each, its_guided in zip(output, guided, strict=True)]
     factors = torch.stack([share * (before / after) + (1 - share) for before, after in spreads])
+    return guided * factors[:, None, None, None]
+
+
+def _bounded(output: Tensor, unguided: Tensor, scale: Tensor, most: float) -> Tensor:
+    """Return the guided output (N, H, W, C) float32, whose norm is at most `most` times the conditional output's.
+
+    As `cfg_normalization` of diffusers' ZImagePipeline. Each picture is computed on its own, as in `_rescaled`.
+    """
+    output, unguided = output.float(), unguided.float()
+    guided = unguided + scale[:, None, None, None] * (output - unguided)
+    norms = [(before.norm(), its_guided.norm()) for before, its_guided in zip(output, guided, strict=True)]
+    factors = torch.stack([(most * before / after).clamp(max=1) for before, after in norms])
     return guided * factors[:, None, None, None]
 
 
@@ -240,8 +255,8 @@ class _Loop:
     @functools.cached_property
     def step(self) -> _Step:
         guidance = self.conditions.guidance
-        rescale = 0.0 if guidance is None else guidance.rescale
-        return _Step(self.denoiser, self.schedule.options, guidance is not None, rescale)
+        rescale, most = (0.0, 0.0) if guidance is None else (guidance.rescale, guidance.most_norm)
+        return _Step(self.denoiser, self.schedule.options, guidance is not None, rescale, most)
 
     def take_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Take a step: picture by picture on the CPU, as a CUDA graph on a GPU."""

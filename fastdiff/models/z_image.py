@@ -31,11 +31,12 @@ from fastdiff.models.dit import Transformer2DModelOutput
 from fastdiff.models.model import takes_options
 from fastdiff.models.rms_norm import RMSNorm
 from fastdiff.models.rotary import axis_tables
-from fastdiff.models.z_image_blocks import Stream, ZImageTransformerBlock
+from fastdiff.models.z_image_blocks import Stream, ZImageTransformerBlock, joined, patched
 from fastdiff.schema import checked
 
 MULTIPLE = 32  # of the tokens of a picture, and of a caption
 TIME_WIDTH, TIME_HIDDEN = 256, 1024  # of the time embedding
+TRAIN_STEPS = 1000  # the timestep of noise
 
 _OMNI = "Z-Image-Omni, which reads pictures too, is not supported"
 _REFUSED = {
@@ -149,7 +150,7 @@ class ZImageTransformer2DModel(Denoiser):
         self, latents: list[Tensor], times: Tensor, captions: list[Tensor], patch: tuple[int, int]
     ) -> list[Tensor]:
         """Return a prediction (C_in, F, H, W) for each checked latent."""
-        temb, tokens = self.embed(times.to(self.device).expand(len(latents))), self.refine(captions)
+        temb, tokens = self._embed(times.to(self.device).expand(len(latents))), self.refine(captions)
         step = self.graphed(("step", patch), partial(self._step, patch))
         predictions: dict[int, Tensor] = {}
         for places in _grouped([(len(c), x.shape) for c, x in zip(tokens, latents, strict=True)]):
@@ -164,8 +165,12 @@ class ZImageTransformer2DModel(Denoiser):
 
     @torch.no_grad()
     def embed(self, timesteps: Tensor, class_labels: Tensor | None = None, prompt: Prompt | None = None) -> Tensor:
-        """Return the scales and gates of all blocks at times `t` (M,): (M, conditioning_width)."""
-        return torch.cat([self._modulate(group) for group in in_groups(timesteps)])[: len(timesteps)]
+        """Return the scales and gates of all blocks at timesteps (M,), 1000 for noise: (M, conditioning_width)."""
+        return self._embed((TRAIN_STEPS - timesteps) / TRAIN_STEPS)
+
+    def _embed(self, times: Tensor) -> Tensor:
+        """As `embed`, at times `t` of `forward`."""
+        return torch.cat([self._modulate(group) for group in in_groups(times)])[: len(times)]
 
     def _modulate(self, t: Tensor) -> Tensor:
         """(M,) -> (M, conditioning_width): the columns of each block, then the scales of the last layers."""
@@ -230,30 +235,60 @@ class ZImageTransformer2DModel(Denoiser):
 
     @torch.no_grad()
     def predict(self, x: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return the prediction (N, H, W, C_in) for x (N, H, W, C_in).
+        """Return the velocity of the flow (N, H, W, C_in) for x (N, H, W, C_in): minus the output of `forward`.
 
-        `conditioning.temb` is of `embed`. `conditioning.text` has the captions of `refine`, (N, L', C), and both tables
-        of `positions`, (N, L, d / 2).
+        `conditioning.temb` is of `embed`, and `conditioning.text` of `project`.
         """
-        return self._step(self.config.patches[0], x[:, None], conditioning.temb, *conditioning.text)[:, 0]
+        return self._step(self.config.patches[0], x[:, None], conditioning.temb, *conditioning.text)[:, 0].neg()
+
+    @torch.no_grad()
+    def project(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Return the tokens of captions, (M, L', C), the tables of their positions, and perhaps a bias of the keys.
+
+        Captions that are shorter than the longest one are filled up. The bias (M, L) hides that from the attention.
+
+        Args:
+            prompt: `text` has the states of captions, (M, most, cap_feat_dim). `added` has the length of each, (M,),
+                and the size (2,) of the latents, the same for all.
+        """
+        lengths, sizes = (each.tolist() for each in prompt.added)
+        height, width = sizes[0]
+        tokens = self.refine([text[:length] for text, length in zip(prompt.text, lengths, strict=True)])
+        tables = [self.positions(len(each), 1, height, width) for each in tokens]
+        longest = max(map(len, tokens))
+        spare = [longest - len(each) for each in tokens]
+        filled = torch.stack([F.pad(each, (0, 0, 0, more)) for each, more in zip(tokens, spare, strict=True)])
+        cos, sin = (
+            torch.cat([F.pad(table[i], (0, 0, 0, more)) for table, more in zip(tables, spare, strict=True)])
+            for i in range(2)
+        )
+        if not any(spare):
+            return filled, cos, sin
+        bias = torch.zeros(cos.shape[:2], dtype=self.dtype, device=self.device)
+        for row, more in zip(bias, spare, strict=True):
+            row[len(row) - more :] = torch.finfo(self.dtype).min
+        return filled, cos, sin, bias
 
     def _step(
-        self, patch: tuple[int, int], x: Tensor, temb: Tensor, caption: Tensor, cos: Tensor, sin: Tensor
+        self, patch: tuple[int, int], x: Tensor, temb: Tensor, caption: Tensor, cos: Tensor, sin: Tensor, *bias: Tensor
     ) -> Tensor:
-        """Predict for x (N, F, H, W, C_in), whose N pictures have captions (N, L', C) of one length."""
+        """Predict for x (N, F, H, W, C_in), whose N pictures have captions (N, L', C) of one length.
+
+        bias: of the keys, (N, L), where some captions are filled up.
+        """
         parts = temb.split(self._columns, dim=1)
         first, blocks = len(self.noise_refiner), len(self.noise_refiner) + len(self.layers)
-        patches = _patched(x, patch)
+        patches = patched(x, patch)
         tokens = self._embedded(patches, patch)
         stream, length, count = Stream(tokens), tokens.shape[1], patches.shape[1]
         for block, modulation in zip(self.noise_refiner, parts[:first], strict=True):
             stream = block(stream, cos[:, :length], sin[:, :length], modulation)
         stream = Stream(torch.cat([stream.total(), caption], dim=1))
         for block, modulation in zip(self.layers, parts[first:blocks], strict=True):
-            stream = block(stream, cos, sin, modulation)
+            stream = block(stream, cos, sin, modulation, *bias)
         tokens = stream.head(count).scaled(parts[blocks + self.config.patches.index(patch)])
         out = cast(nn.Linear, self._of_patch(self.all_final_layer, patch)["linear"])
-        return _joined(linear(tokens, out.weight, out.bias), x.shape, patch)
+        return joined(linear(tokens, out.weight, out.bias), x.shape, patch)
 
     def _embedded(self, patches: Tensor, patch: tuple[int, int]) -> Tensor:
         """(N, L, values) -> (N, L', C): the tokens of patches, then of padding."""
@@ -362,17 +397,3 @@ def _grouped(keys: Sequence[Hashable]) -> list[list[int]]:
 def _line(length: int, device: torch.device) -> Tensor:
     """Return the positions (L, axes) of a caption of L tokens, with their padding: they count from 1."""
     return F.pad(torch.arange(1, length + 1, device=device)[:, None], (0, AXES - 1))
-
-
-def _patched(x: Tensor, patch: tuple[int, int]) -> Tensor:
-    """(N, F, H, W, C) -> (N, L, values): the patches row by row."""
-    (n, f, h, w, c), (side, depth) = x.shape, patch
-    cut = x.reshape(n, f // depth, depth, h // side, side, w // side, side, c)
-    return cut.permute(0, 1, 3, 5, 2, 4, 6, 7).reshape(n, -1, depth * side * side * c)
-
-
-def _joined(patches: Tensor, shape: Sequence[int], patch: tuple[int, int]) -> Tensor:
-    """(N, L, values) -> (N, F, H, W, C), which is `shape`: the inverse of `_patched`."""
-    (n, f, h, w, c), (side, depth) = shape, patch
-    cut = patches.reshape(n, f // depth, h // side, w // side, depth, side, side, c)
-    return cut.permute(0, 1, 4, 2, 5, 3, 6, 7).reshape(n, f, h, w, c)

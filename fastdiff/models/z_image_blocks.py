@@ -4,6 +4,7 @@ Tokens are (N, L, C). A block normalises them twice around attention and MLP: RM
 a gate after. The norm before the next layer computes the gated sum, as in `dit`.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ class Attention(nn.Module):
         self.to_out = nn.ModuleList([nn.Linear(config.dim, config.dim, bias=False)])
         self.norm_q, self.norm_k = (RMSNorm(config.head_dim, HEAD_EPS) if config.qk_norm else None for _ in "qk")
 
-    def forward(self, x: Tensor | Scaled, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Scaled, cos: Tensor, sin: Tensor, bias: Tensor | None = None) -> Tensor:
         qkv = linear(x, self.to_qkv.weight)  # (N, L, 3 C)
         q, k, v = qkv.chunk(3, dim=-1)
         weights = [None if norm is None else norm.weight for norm in (self.norm_q, self.norm_k)]
@@ -40,7 +41,7 @@ class Attention(nn.Module):
             for each, weight in zip((q, k), weights, strict=True)
         )
         out = cast(nn.Linear, self.to_out[0])
-        return linear(attention(q.flatten(2), k.flatten(2), v, heads=self.heads), out.weight)
+        return linear(attention(q.flatten(2), k.flatten(2), v, heads=self.heads, bias=bias), out.weight)
 
 
 class FeedForward(nn.Module):
@@ -100,10 +101,36 @@ class ZImageTransformerBlock(nn.Module):
             RMSNorm(config.dim, config.norm_eps) for _ in range(4)
         )
 
-    def forward(self, stream: Stream, cos: Tensor, sin: Tensor, modulation: Tensor | None = None) -> Stream:
-        """modulation: (N, 4 C): scale and gate of the attention, then of the MLP. None for blocks of captions."""
+    def forward(
+        self,
+        stream: Stream,
+        cos: Tensor,
+        sin: Tensor,
+        modulation: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Stream:
+        """Return the tokens after this block.
+
+        Args:
+            modulation: (N, 4 C): scale and gate of the attention, then of the MLP. None for blocks of captions.
+            bias: (N, L), of the attention's keys.
+        """
         scale, gate, scale_mlp, gate_mlp = (None,) * 4 if modulation is None else modulation.chunk(4, dim=1)
         h, x = stream.normed(self.attention_norm1, scale, self.attention.to_qkv)
-        branch = self.attention_norm2(self.attention(h, cos, sin))
+        branch = self.attention_norm2(self.attention(h, cos, sin, bias))
         h, x = Stream(x, branch, gate).normed(self.ffn_norm1, scale_mlp, self.feed_forward.w13)
         return Stream(x, self.ffn_norm2(self.feed_forward(h)), gate_mlp)
+
+
+def patched(x: Tensor, patch: tuple[int, int]) -> Tensor:
+    """(N, F, H, W, C) -> (N, L, values): the patches row by row."""
+    (n, f, h, w, c), (side, depth) = x.shape, patch
+    cut = x.reshape(n, f // depth, depth, h // side, side, w // side, side, c)
+    return cut.permute(0, 1, 3, 5, 2, 4, 6, 7).reshape(n, -1, depth * side * side * c)
+
+
+def joined(patches: Tensor, shape: Sequence[int], patch: tuple[int, int]) -> Tensor:
+    """(N, L, values) -> (N, F, H, W, C), which is `shape`: the inverse of `patched`."""
+    (n, f, h, w, c), (side, depth) = shape, patch
+    cut = patches.reshape(n, f // depth, h // side, w // side, depth, side, side, c)
+    return cut.permute(0, 1, 4, 2, 5, 3, 6, 7).reshape(n, f, h, w, c)

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
+import torch
 from torch import Tensor
 
 from fastdiff.checkpoints.loading import Load
@@ -161,11 +162,11 @@ class Pipeline(FromFolder):
         if starts_from is not None:
             starts_from.check_count(len(seeds))
         begin = None if starts_from is None else starts_from.begin
-        schedule = self._schedule(sampling, options.timesteps, options.sigmas, begin)
+        shape = self._shape(options)
+        schedule = self._schedule(sampling, options.timesteps, options.sigmas, begin, shape)
         schedule = schedule if ends is None else ends(schedule, len(self.scheduler))
         self._last = LastRun(sampling.guidance_scale, len(schedule))
-        shape = self._shape(options)
-        noise = Noise(seeds, shape, options.generator, self.device, self.dtype)
+        noise = Noise(seeds, shape, options.generator, self.device, self._noise_dtype)
         halves = options.generator is None
         portions = Portions(len(seeds), self.device, self.dtype, halves=halves, release=self._release_graphs)
         return Drawing(
@@ -265,8 +266,29 @@ class Pipeline(FromFolder):
 
         return end
 
+    @property
+    def _noise_dtype(self) -> torch.dtype:
+        """The dtype in which a generator draws the starting noise."""
+        return self.dtype
+
+    def _check_scheduler(self) -> None:
+        """Raise InputError for a scheduler that needs another kind of prediction."""
+        if self.scheduler.follows_flow and not isinstance(self.denoiser, UNet2DModel):  # as DDPMPipeline takes it
+            raise InputError(
+                f"scheduler {self.scheduler_name}: it needs a model that predicts the velocity of a flow; use another"
+            )
+
+    def _shift(self, shape: tuple[int, int, int] | None) -> float | None:
+        """Return `mu` of a run, for a scheduler that shifts its sigmas by the latents' size (C, H, W)."""
+        return None
+
     def _schedule(
-        self, sampling: Sampling, timesteps: Any = None, sigmas: Any = None, begin: Begin | None = None
+        self,
+        sampling: Sampling,
+        timesteps: Any = None,
+        sigmas: Any = None,
+        begin: Begin | None = None,
+        shape: tuple[int, int, int] | None = None,
     ) -> Schedule:
         """Return the schedule of a run. `timesteps` or `sigmas` replace the number of steps, as in diffusers.
 
@@ -275,15 +297,13 @@ class Pipeline(FromFolder):
         asked = {"timesteps": timesteps, "sigmas": sigmas}
         custom = {name: value for name, value in asked.items() if value is not None}
         steps: Any = None if custom else sampling.num_inference_steps
-        if self.scheduler.follows_flow and not isinstance(self.denoiser, UNet2DModel):  # as DDPMPipeline takes it
-            raise InputError(
-                f"scheduler {self.scheduler_name}: it needs a model that predicts the velocity of a flow; use another"
-            )
+        self._check_scheduler()
         schedule = self.scheduler.schedule(
             steps,
             eta=sampling.eta,
             use_clipped_model_output=sampling.use_clipped_model_output,
             begin=begin,
+            mu=self._shift(shape),
             **custom,
         )
         channels = self.denoiser.config.state_channels, self.denoiser.config.prediction_channels

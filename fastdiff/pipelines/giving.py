@@ -11,6 +11,7 @@ from fastdiff.checkpoints.hub import resolve_part
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import (
+    CHAT_TOKENIZER,
     CONTROLNET,
     IMAGE_ENCODER,
     SCHEDULER,
@@ -26,6 +27,7 @@ from fastdiff.models.model import Model
 from fastdiff.pipelines.parts import adopted
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
+from fastdiff.text.chat_tokenizer import ChatTokenizer
 from fastdiff.text.tokenizer import CLIPTokenizer
 
 REFUSED = loading.REFUSED | {  # options and parts of diffusers' pipelines that are refused, and why
@@ -105,7 +107,10 @@ def load_parts(card: ModelCard, load: Load, given: Given = NOTHING) -> dict[str,
     parts: dict[str, Any] = load_models(card, load, given.parts)
     if card.classes.get(CONTROLNET.name) == CONTROLNET.classes[1] and CONTROLNET.name in parts:
         parts[CONTROLNET.name] = tuple(_load_controlnet(load, folder) for folder in control_folders(card.folder))
-    tokenizers = {each.name: CLIPTokenizer(card.folder / each.name) for each in card.tokenizers}
+    tokenizers = {
+        part.name: (ChatTokenizer if part is CHAT_TOKENIZER else CLIPTokenizer)(card.folder / part.name)
+        for part in card.tokenizers
+    }
     ours = {name: _placed(part, load) for name, part in given.parts.items()}
     return {**parts, **tokenizers, **ours}
 

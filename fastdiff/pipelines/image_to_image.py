@@ -21,7 +21,7 @@ from fastdiff.models.distribution import DiagonalGaussianDistribution
 from fastdiff.pipelines.drawing import DrawingOptions, Started
 from fastdiff.pipelines.image_processor import ImageProcessor, stacked
 from fastdiff.pipelines.refining import DenoisingStart
-from fastdiff.pipelines.strength import Strength
+from fastdiff.pipelines.strength import FlowStrength, Strength
 from fastdiff.requests.defaults import strength_of
 from fastdiff.samplers.shared.noise import Generators, Noise, randn_tensor
 from fastdiff.samplers.shared.schedule import Schedule
@@ -55,6 +55,7 @@ class Encoding:
     vae: Autoencoder
     of_sdxl: bool
     working: Callable[[Autoencoder], AbstractContextManager[None]]  # keeps the VAE on the GPU during a block
+    shifts: bool = False  # whether latents are shifted as the VAE's config says; only Z-Image's pipelines do so
 
     @property
     def _upcasts(self) -> bool:
@@ -89,6 +90,8 @@ class Encoding:
     def _scaled(self, latents: Tensor) -> Tensor:
         """Return a VAE's latents (N, C, h, w) as the U-Net knows them: of deviation 1, for SDXL also of mean 0."""
         config = self.vae.config
+        if self.shifts and config.shift_factor is not None:
+            latents = latents - config.shift_factor
         mean, std = config.latents_mean, config.latents_std
         if not self.of_sdxl or mean is None or std is None:
             return config.scaling_factor * latents
@@ -104,7 +107,7 @@ class ImageStart:
     images: Tensor  # (M, C, H, W) in [-1, 1], or latents (M, C, h, w)
     are_latents: bool
     scale: int  # pixels for each latent
-    begins: Strength | DenoisingStart
+    begins: Strength | FlowStrength | DenoisingStart
     encoding: Encoding
 
     @property
@@ -166,17 +169,20 @@ def read_image_to_image(
     return ImageStart(images, are_latents, vae.config.scale, begins, encoding)
 
 
-def read_images(image: Any, vae: Autoencoder, size: Callable[[], tuple[int | None, int | None]]) -> tuple[Tensor, bool]:
+def read_images(
+    image: Any, vae: Autoencoder, size: Callable[[], tuple[int | None, int | None]], factor: int = 1
+) -> tuple[Tensor, bool]:
     """Return pictures (M, C, H, W) float32 in [-1, 1], or latents (M, C, h, w), and whether they are latents.
 
-    `size` returns the height and width of the pictures, None for their own. Raises InputError for anything else.
+    `size` returns the height and width of the pictures, None for their own. `factor` divides the height and width of
+    latents. Raises InputError for anything else.
     """
     images = image if isinstance(image, list | tuple) else [image]
     are_latents = all(isinstance(each, Tensor) for each in images) and _channels(images) == {vae.config.latent_channels}
     if are_latents:
         found = stacked(images, image)
     else:
-        found = _pictures(ImageProcessor(vae.config.scale), image, size(), vae.config.in_channels)
+        found = _pictures(ImageProcessor(factor * vae.config.scale), image, size(), vae.config.in_channels)
     if not found.isfinite().all():
         raise InputError("image: it has NaN or infinite values; give finite ones")
     return found, are_latents

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fastdiff.arguments import instance, optional, shown, text
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.checkpoints.registry import CONTROLNET, SCHEDULER, TOKENIZER, TOKENIZER_2, VAE
+from fastdiff.checkpoints.registry import CHAT_TOKENIZER, CONTROLNET, SCHEDULER, TOKENIZER, TOKENIZER_2, VAE
 from fastdiff.diffusion.decoding import OutputType, begin_decode, check_channels
 from fastdiff.diffusion.pictures import check_state
 from fastdiff.errors import InputError
@@ -26,6 +26,7 @@ from fastdiff.models.model import Model
 from fastdiff.samplers.shared.from_config import name_of, scheduler_like
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
+from fastdiff.text.chat_tokenizer import ChatTokenizer
 from fastdiff.text.tokenizer import CLIPTokenizer
 
 AnyParts = TypeVar("AnyParts", bound="Parts")
@@ -53,7 +54,7 @@ def adopted(name: str, value: Any) -> Any:
 
     Raises InputError that begins with `name` for anything else.
     """
-    if value is None or isinstance(value, Model | CLIPTokenizer | Scheduler):
+    if value is None or isinstance(value, Model | CLIPTokenizer | ChatTokenizer | Scheduler):
         return value
     if name == SCHEDULER.name:
         return scheduler_like(value)
@@ -68,7 +69,8 @@ def adopted(name: str, value: Any) -> Any:
     if isinstance(value, nn.Module):
         return model_like(value, name)
     if name in (TOKENIZER.name, TOKENIZER_2.name):
-        return CLIPTokenizer.like(value, name)
+        kind = ChatTokenizer if type(value).__name__ in CHAT_TOKENIZER.classes else CLIPTokenizer
+        return kind.like(value, name)
     raise InputError(f"{name}: {shown(value)} has the wrong type; give a model of fastdiff or of diffusers")
 
 

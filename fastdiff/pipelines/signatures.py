@@ -77,6 +77,11 @@ CALLS: dict[str, tuple[str, ...]] = {  # the arguments of __call__, by diffusers
         *("cross_attention_kwargs", *_CONTROL, "guidance_rescale", *_SIZE),
         *("aesthetic_score", "negative_aesthetic_score", *_CALLBACK),
     ),
+    "ZImagePipeline": (
+        *("prompt", "height", "width", "num_inference_steps", "sigmas", "guidance_scale", "cfg_normalization"),
+        *("cfg_truncation", "negative_prompt", "num_images_per_prompt", "generator", "latents", *_PROMPTS),
+        *("output_type", "return_dict", "joint_attention_kwargs", *_CALLBACK[1:], "max_sequence_length"),
+    ),
 }
 ENCODE_PROMPT: dict[str, tuple[str, ...]] = {  # the arguments of encode_prompt, by diffusers' class
     "StableDiffusionPipeline": (

@@ -26,3 +26,17 @@ class Strength:
         if taken < 1 or first >= len(timesteps):
             raise InputError(f"strength: {self.value:g} of {steps} steps leaves none; raise it, or take more steps")
         return first
+
+
+@dataclass(frozen=True)
+class FlowStrength:
+    """Begins a run at step `int(N - N * strength)` of N steps, as diffusers' ZImageImg2ImgPipeline does."""
+
+    value: float  # 0 to 1
+
+    def begin(self, timesteps: Tensor, steps: int, order: int) -> int:
+        """As `Strength.begin`."""
+        first = int(steps - min(steps * self.value, steps)) * order
+        if first >= len(timesteps):
+            raise InputError(f"strength: {self.value:g} of {steps} steps leaves none; raise it, or take more steps")
+        return first

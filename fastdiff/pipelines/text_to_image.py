@@ -13,7 +13,7 @@ from fastdiff.arguments import instance
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import CONTROLNET, TEXT_ENCODER, UNET_CONDITION, pipeline_class
-from fastdiff.diffusion.decoding import OutputType, check_finite, with_mean_and_std
+from fastdiff.diffusion.decoding import LATENT, OutputType, begin_latents, with_mean_and_std
 from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
@@ -50,7 +50,6 @@ from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
 
-LATENT = "latent"  # an output type: the U-Net's result, not decoded
 TEXT_PARTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 
 
@@ -357,12 +356,7 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts, ImagePrompting, Con
 
     def _begin_decode(self, x: Tensor, output_type: str) -> Callable[[], Any]:
         """As in `Parts`; the output type `latent` returns x as (N, C, H, W)."""
-        if output_type != LATENT:
-            assert self.vae is not None
-            return super()._begin_decode(with_mean_and_std(self.vae, x) if self.encoders.of_sdxl else x, output_type)
-
-        def end() -> Tensor:
-            check_finite(x)
-            return x.permute(0, 3, 1, 2)
-
-        return end
+        if output_type == LATENT:
+            return begin_latents(x)
+        assert self.vae is not None
+        return super()._begin_decode(with_mean_and_std(self.vae, x) if self.encoders.of_sdxl else x, output_type)

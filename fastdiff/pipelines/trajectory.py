@@ -205,9 +205,14 @@ class TrajectoryPipeline(Pipeline):
         return trajectory_shape(self.denoiser.config, options.horizon, options.latents)
 
     def _schedule(
-        self, sampling: Sampling, timesteps: Any = None, sigmas: Any = None, begin: Begin | None = None
+        self,
+        sampling: Sampling,
+        timesteps: Any = None,
+        sigmas: Any = None,
+        begin: Begin | None = None,
+        shape: tuple[int, int, int] | None = None,
     ) -> Schedule:
-        schedule = super()._schedule(sampling, timesteps, sigmas, begin)
+        schedule = super()._schedule(sampling, timesteps, sigmas, begin, shape)
         if schedule.scales_input or schedule.multistep:
             raise InputError(f"scheduler {self.scheduler_name}: trajectories need ddim or ddpm; choose one of them")
         return schedule

@@ -160,7 +160,7 @@ class CLIPTokenizer:
 
         As diffusers' maybe_convert_prompt, but the token is found in any case, as the tokenizer finds it.
         """
-        _check_text(prompt)
+        check_text(prompt)
         words = self._words
         if not words.sequences:
             return prompt
@@ -176,7 +176,7 @@ class CLIPTokenizer:
 
         Of an embedding with several vectors, `expand` names them all first.
         """
-        _check_text(prompt)
+        check_text(prompt)
         encoding = self._words.tokenizer.encode(prompt, add_special_tokens=False)
         ids = (self.start, *encoding.ids[: self.room], self.end)
         cut = prompt[encoding.offsets[self.room][0] :] if len(encoding.ids) > self.room else ""
@@ -184,7 +184,7 @@ class CLIPTokenizer:
 
     def ids(self, text: str) -> Sequence[int]:
         """Return the ids of a text of any length, without the start and end tokens."""
-        _check_text(text)
+        check_text(text)
         return self._words.tokenizer.encode(text, add_special_tokens=False).ids
 
     def embeddings_in(self, prompt: str, *, is_whole: bool = False) -> list[str]:
@@ -208,7 +208,8 @@ class CLIPTokenizer:
                 yield cast(int, built.token_to_id(token)), vector_tokens(token, count)
 
 
-def _check_text(prompt: Any) -> None:
+def check_text(prompt: Any) -> None:
+    """Raise InputError unless a prompt is a text that can be encoded."""
     try:
         instance("prompt", prompt, str, "a text").encode()
     except UnicodeEncodeError:
@@ -227,7 +228,7 @@ def _check_letters(files: TokenizerFiles, folder: Path) -> None:
 
 def _built(files: TokenizerFiles, names: Sequence[str] = ()) -> "Tokenizer":
     """Return the library's tokenizer, built as transformers' CLIPTokenizer builds it, with more tokens of `names`."""
-    from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
     from tokenizers.models import BPE
 
     tokenizer = Tokenizer(
@@ -243,18 +244,6 @@ def _built(files: TokenizerFiles, names: Sequence[str] = ()) -> "Tokenizer":
     )
     words = pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    tokenizer.add_tokens(
-        [
-            AddedToken(
-                token.content,
-                single_word=token.single_word,
-                lstrip=token.lstrip,
-                rstrip=token.rstrip,
-                normalized=token.is_normalized,
-                special=token.special,
-            )
-            for token in files.added
-        ]
-    )
+    tokenizer.add_tokens([token.added for token in files.added])
     tokenizer.add_tokens([*names])
     return tokenizer

@@ -1,6 +1,6 @@
-"""Read and write the files of a CLIP tokenizer as transformers does: its vocabulary, merges, special tokens and length.
+"""Read and write the files of a tokenizer as transformers does: its vocabulary, merges, special tokens and length.
 
-Imports neither torch nor the `tokenizers` library.
+Imports no torch, and the `tokenizers` library only when needed.
 """
 
 import functools
@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Interval, Len
 
@@ -16,6 +16,9 @@ from fastdiff.arguments import mapping, naming
 from fastdiff.checkpoints.json_files import MAX_BYTES, read_json
 from fastdiff.errors import InputError
 from fastdiff.schema import Schema, Wanted, checked
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
 
 START, END = "<|startoftext|>", "<|endoftext|>"  # CLIP's defaults
 LENGTH = 77  # CLIP's default
@@ -47,6 +50,20 @@ class SpecialToken(Schema):
         """Whether to match the text in lower case."""
         return not self.special if self.normalized is None else self.normalized
 
+    @property
+    def added(self) -> "AddedToken":
+        """The token as the library's class."""
+        from tokenizers import AddedToken
+
+        return AddedToken(
+            self.content,
+            single_word=self.single_word,
+            lstrip=self.lstrip,
+            rstrip=self.rstrip,
+            normalized=self.is_normalized,
+            special=self.special,
+        )
+
 
 @dataclass(frozen=True)
 class TokenizerConfig(Schema):
@@ -75,11 +92,11 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
 
     Raises InputError for a file that is missing or damaged, and for another kind of tokenizer.
     """
-    whole = _read_optional(folder / "tokenizer.json")
+    whole = read_optional(folder / "tokenizer.json")
     path = folder / "tokenizer_config.json"
-    options = _read_optional(path)
+    options = read_optional(path)
     is_own = options.get("fastdiff_vocabulary") == OWN_VOCABULARY.name
-    vocabulary, merges = _of_one_file(folder, whole) if whole else _own() if is_own else _of_two_files(folder)
+    vocabulary, merges = _own() if is_own and not whole else read_vocabulary(folder, whole)
     names = TokenizerConfig.__dataclass_fields__.keys()
     config = TokenizerConfig.from_mapping({key: options[key] for key in names & options.keys()}, path)
     named, added = _special_tokens(folder, options, whole)
@@ -110,8 +127,41 @@ def write_tokenizer(files: TokenizerFiles, ids: Mapping[str, int], folder: Path)
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def _read_optional(path: Path) -> dict[str, Any]:
+def read_optional(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file, or {} if there is none. Raises InputError for a damaged file."""
     return read_json(path) if path.exists() else {}
+
+
+def read_vocabulary(folder: Path, whole: Mapping[str, Any]) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
+    """Return the vocabulary and the merges of a folder.
+
+    whole: the content of its tokenizer.json, {} if there is none. Raises InputError for missing or damaged files.
+    """
+    return _of_one_file(folder, whole) if whole else _of_two_files(folder)
+
+
+def read_added(folder: Path, options: Mapping[str, Any], whole: Mapping[str, Any]) -> list[SpecialToken]:
+    """Return the tokens that a folder adds to its vocabulary, in the order of its files.
+
+    Args:
+        options: the content of its tokenizer_config.json.
+        whole: the content of its tokenizer.json.
+
+    Raises InputError for a damaged file.
+    """
+    path = folder / "tokenizer_config.json"
+    decoder = options.get("added_tokens_decoder")
+    if decoder is not None:
+        with naming(f"{path}: added_tokens_decoder"):
+            entries = checked("it", decoder, dict[str, dict[str, Any]]).items()
+        return [SpecialToken.from_mapping({**entry, "id": _number(key)}, path) for key, entry in entries]
+    path = folder / "added_tokens.json"
+    with naming(str(path)):
+        ids = checked("added tokens", read_optional(path), _Ids)
+        found = [SpecialToken(content, id=number) for content, number in ids.items()]
+    with naming(str(folder / "tokenizer.json")):
+        entries = checked("added_tokens", whole.get("added_tokens", ()), _Objects)
+    return found + [SpecialToken.from_mapping(entry, folder / "tokenizer.json") for entry in entries]
 
 
 def _of_one_file(folder: Path, content: Mapping[str, Any]) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
@@ -137,13 +187,14 @@ def _of_two_files(folder: Path) -> tuple[dict[str, int], tuple[tuple[str, str], 
     with naming(str(path)):
         vocabulary = checked("vocab", read_json(path), _Ids)
     path = folder / "merges.txt"
-    lines = [line.removesuffix("\r") for line in _read_text(path).split("\n")]
+    lines = [line.removesuffix("\r") for line in read_text(path).split("\n")]
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     with naming(str(path)):
         return vocabulary, checked("merges", pairs, _Merges)
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the content of a text file. Raises InputError for a file that is no text, or too large."""
     try:
         if not path.is_file():
             raise InputError(f"{path} is not a file; {_REMEDY}")
@@ -163,26 +214,13 @@ def _special_tokens(
     named = {key: options.get(key, default) for key, default in NAMED.items()}
     path = folder / "tokenizer_config.json"
     sources = dict.fromkeys(named, path)
-    decoder = options.get("added_tokens_decoder")
-    found: list[SpecialToken] = []
-    if decoder is not None:
-        with naming(f"{path}: added_tokens_decoder"):
-            entries = checked("it", decoder, dict[str, dict[str, Any]]).items()
-        found += [SpecialToken.from_mapping({**entry, "id": _number(key)}, path) for key, entry in entries]
-    else:
+    if options.get("added_tokens_decoder") is None:
         path = folder / "special_tokens_map.json"
-        theirs = _read_optional(path)
+        theirs = read_optional(path)
         named |= {key: theirs[key] for key in named.keys() & theirs.keys()}
         sources |= dict.fromkeys(named.keys() & theirs.keys(), path)
-        path = folder / "added_tokens.json"
-        with naming(str(path)):
-            ids = checked("added tokens", _read_optional(path), _Ids)
-            found += [SpecialToken(content, id=number) for content, number in ids.items()]
-        with naming(str(folder / "tokenizer.json")):
-            entries = checked("added_tokens", whole.get("added_tokens", ()), _Objects)
-        found += [SpecialToken.from_mapping(entry, folder / "tokenizer.json") for entry in entries]
-
-    known = {token.id: token for token in found}  # a later file replaces an earlier one
+    # a later file replaces an earlier one
+    known = {token.id: token for token in read_added(folder, options, whole)}
     added = {token.content: token for token in sorted(known.values(), key=lambda token: token.id or 0)}
     tokens = {key: _named_token(key, value, added, sources[key]) for key, value in named.items()}
     for token in dict.fromkeys(tokens.values()):  # of equal texts the last entry wins, as in transformers

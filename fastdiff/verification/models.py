@@ -22,6 +22,7 @@ from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import find_model
 from fastdiff.sampler_names import ETAS, SCHEDULER_OPTIONS, SCHEDULERS
+from fastdiff.verification.caption_models import compare_caption_pipeline
 from fastdiff.verification.comparisons import (
     FINAL_TOLERANCE,
     SEED,
@@ -70,7 +71,8 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
     card = find_model(request)
     check_labels("verify", card.name, card.config)
     if card.reads_text:
-        return explained(card.name, functools.partial(compare_text_pipeline, card, request, device))
+        comparing = compare_caption_pipeline if card.drawn_by == registry.CAPTIONS else compare_text_pipeline
+        return explained(card.name, functools.partial(comparing, card, request, device))
     if card.config.of_trajectories:
         request = replace(request, horizon=card.config.usual_size[1])
     request, cells = complete(request, card, COMMAND)

@@ -65,13 +65,13 @@ def compare_text_pipeline(card: ModelCard, request: Request, device: str) -> Ver
 
     steps = request.num_inference_steps or VERIFICATION_STEPS
     check_steps(steps, card)
-    libraries = [_import_transformers(), import_verified()]
+    libraries = [import_quiet_transformers(), import_verified()]
     libraries += [import_peft("verify --lora")] if request.lora else []
     pipe = cast("TextToImagePipeline", load_pipeline(card, request, device))
     assert pipe.vae is not None
     with warnings.catch_warnings():  # diffusers warns about old scheduler options that it changes
         warnings.simplefilter("ignore")
-        theirs = _load_theirs(card, request, pipe.scheduler_name, *libraries[:2])
+        theirs = load_theirs(card, request, pipe.scheduler_name, *libraries[:2])
         loras = add_loras(theirs, request, pipe.denoiser.config) if request.lora else []
         theirs.to(pipe.device)
         comparisons = [
@@ -84,14 +84,15 @@ def compare_text_pipeline(card: ModelCard, request: Request, device: str) -> Ver
     return Verification.of(card.name, pipe.device, libraries, comparisons, loras)
 
 
-def _import_transformers() -> ModuleType:
+def import_quiet_transformers() -> ModuleType:
+    """Return transformers without its messages. Raises InputError if it is not installed."""
     transformers = import_transformers("verify of a model that reads prompts")
     transformers.logging.set_verbosity(logging.CRITICAL)
     transformers.logging.disable_progress_bar()
     return transformers
 
 
-def _load_theirs(
+def load_theirs(
     card: ModelCard, request: Request, scheduler: str, transformers: ModuleType, diffusers: ModuleType
 ) -> Any:
     """Load diffusers' pipeline of the model in float32 on the CPU. Raises InputError if diffusers cannot load it.
@@ -110,7 +111,8 @@ def _load_theirs(
             parts[part.name] = _load_part(card, part.name, getattr(libraries[kind.library], kind.class_name), request)
     for part in card.tokenizers:
         with refusals(f"transformers cannot load {card.folder / part.name}"):
-            parts[part.name] = transformers.CLIPTokenizer.from_pretrained(card.folder / part.name)
+            kind = getattr(transformers, part.class_name)
+            parts[part.name] = kind.from_pretrained(card.folder / part.name)
     folder = hub.component_folder(card.folder, SCHEDULER.name)
     with refusals(f"diffusers cannot load {folder}"):
         changes = dict(card.scheduler_changes)

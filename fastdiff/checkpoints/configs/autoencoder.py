@@ -31,6 +31,7 @@ class AutoencoderConfig(ModelConfig):
     out_channels: int
     latent_channels: int
     scaling_factor: float
+    shift_factor: float | None = None  # only Z-Image's pipelines add it, as in diffusers
     latents_mean: tuple[float, ...] | None = None
     latents_std: tuple[float, ...] | None = None
 

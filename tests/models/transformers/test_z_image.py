@@ -7,13 +7,13 @@ from dataclasses import fields
 import diffusers
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastdiff import InputError, ZImageTransformer2DModel
 from fastdiff.checkpoints.configs.z_image import ZImageTransformer2DConfig
 from fastdiff.checkpoints.weights import diffusers_shapes
 from fastdiff.execution.devices import on_meta
-from fastdiff.models.blocks.conditioning import GROUP, Conditioning
+from fastdiff.models.blocks.conditioning import GROUP, Conditioning, Prompt
 from fastdiff.models.z_image import ZImageTransformer2DModel as Model
 from fastdiff.models.z_image import rounded_up
 
@@ -102,19 +102,29 @@ def test_the_conditioning_of_a_time_is_its_own(model):
         assert torch.equal(model.embed(times[places]), table[places])
 
 
-def test_a_loop_computes_what_does_not_change_before_its_steps(model):
-    """`predict` with captions, positions and times that are computed once gives the bits of `forward`."""
-    latents, _, captions = inputs(((8, 12), 5), ((8, 12), 20))
-    text, times = torch.stack(model.refine(captions)), torch.tensor([0.0, 0.3, 0.9])
-    table = model.embed(times)
-    tables = [each.expand(2, -1, -1) for each in model.positions(text.shape[1], 1, 8, 12)]
+def told(latents, captions):
+    """Return what `project` takes."""
+    lengths = torch.tensor([len(each) for each in captions])
+    text = nn.utils.rnn.pad_sequence(captions, batch_first=True)
+    return Prompt(text, added=(lengths, torch.tensor([latents[0].shape[2:]] * len(captions))))
+
+
+@pytest.mark.parametrize("lengths", [(5, 20), (5, 40)])
+def test_a_loop_computes_what_does_not_change_before_its_steps(model, lengths):
+    """`predict` is minus `forward`. With captions of one padded length it has its bits."""
+    latents, _, captions = inputs(*(((8, 12), length) for length in lengths))
+    timesteps = torch.tensor([1000.0, 700.0, 100.0])
+    table, conditions = model.embed(timesteps), model.project(told(latents, captions))
     x = torch.stack(latents)[:, :, 0].permute(0, 2, 3, 1)
-    for i, t in enumerate(times):
-        expected = torch.stack(model(latents, t, captions).sample)[:, :, 0]
+    for i, t in enumerate(timesteps):
+        expected = torch.stack(model(latents, (1000 - t) / 1000, captions).sample)[:, :, 0]
         for k in range(2):  # on the CPU, one by one
-            conditions = [each[k : k + 1] for each in (text, *tables)]
-            made = model.predict(x[k : k + 1], Conditioning(table[i : i + 1], t[None], tuple(conditions)))
-            assert torch.equal(made.permute(0, 3, 1, 2)[0], expected[k])
+            own = tuple(each[k : k + 1] for each in conditions)
+            made = -model.predict(x[k : k + 1], Conditioning(table[i : i + 1], t[None], own)).permute(0, 3, 1, 2)[0]
+            if len(own) == 3:
+                assert torch.equal(made, expected[k])
+            torch.testing.assert_close(made, expected[k], rtol=1e-5, atol=1e-5)
+    assert len(conditions) == (4 if max(lengths) > 32 else 3)  # only captions that are filled up have a bias
 
 
 def test_positions_are_those_of_the_padded_caption(model):

@@ -10,7 +10,8 @@ from diffusers.experimental import ValueGuidedRLPipeline
 from fastdiff import DDIMScheduler, DDPMScheduler, InputError, LabelPipeline, Pipeline, UNet2DModel
 from fastdiff.checkpoints.registry import PIPELINES
 from fastdiff.diffusion.results import PipelineOutput
-from fastdiff.pipelines import label, text_to_image, trajectory
+from fastdiff.pipelines import label, text_to_image, trajectory, z_image
+from fastdiff.pipelines.captions import CaptionOptions
 from fastdiff.pipelines.controlling import ControlOptions
 from fastdiff.pipelines.drawing import DrawingOptions, names_of
 from fastdiff.pipelines.image_prompts import ImagePromptOptions
@@ -52,8 +53,11 @@ def test_every_argument_is_taken_or_refused_by_name(name):
         "LabelPipeline": (label, label.LabelPipeline),
         "TextToImagePipeline": (text_to_image, text_to_image.TextToImagePipeline),
         "TrajectoryPipeline": (trajectory, trajectory.TrajectoryPipeline),
+        "ZImagePipeline": (z_image, z_image.ZImagePipeline),
     }[next(iter(PIPELINES[name].denoisers.values()))]
-    taken = names_of(DrawingOptions, PromptOptions, SizeOptions, PartOptions, ControlOptions, ImagePromptOptions)
+    taken = names_of(
+        DrawingOptions, CaptionOptions, PromptOptions, SizeOptions, PartOptions, ControlOptions, ImagePromptOptions
+    )
     taken |= {*names(kind.stream), "return_dict"}
     assert sorted({*CALLS[name]} - taken - module.REFUSED.keys()) == []
 
