@@ -3,6 +3,7 @@
 Nothing in a model folder is imported or executed. JSON is parsed, and weights are loaded as tensors.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -13,13 +14,13 @@ from typing import Any, NamedTuple
 from fastdiff.arguments import did_you_mean, optional
 from fastdiff.arguments import path as checked_path
 from fastdiff.checkpoints.configs.model import Library
-from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.names import Revision, Variant, extensions_of, weight_names
 from fastdiff.checkpoints.registry import (
     CONTROLNET,
     PIPELINES,
     ModelPart,
     TokenizerPart,
+    check_one_controlnet,
     control_folders,
     denoisers,
     read_denoiser_part,
@@ -32,7 +33,7 @@ BUNDLED = Path(__file__).parents[1] / "bundled"
 LORA_NAME = "pytorch_lora_weights.safetensors"  # as diffusers saves a LoRA
 
 CACHED = "models--"  # prefix of a model's folder in huggingface_hub's cache
-_CONFIGS = ("model_index.json", "config.json")  # of a pipeline, of a single model
+CONFIGS = ("model_index.json", "config.json")  # of a pipeline, of a single model
 _TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "chat_template.jinja"),
     *("special_tokens_map.json", "added_tokens.json"),  # of older tokenizers
@@ -81,7 +82,7 @@ def resolve(
     if _is_model(name):
         return Path(name)
     if os.path.isdir(name):
-        raise InputError(f"{name} holds neither {' nor '.join(_CONFIGS)}; give a model folder in diffusers' layout")
+        raise InputError(f"{name} holds neither {' nor '.join(CONFIGS)}; give a model folder in diffusers' layout")
     if os.path.isfile(name):
         raise InputError(f"{name} is a file; give a model folder, or in Python load it with from_single_file")
     hint = did_you_mean(name, bundled)
@@ -106,13 +107,24 @@ def resolve_part(
     name = _checked_name(name_or_path)
     if subfolder and os.path.isdir(os.path.join(name, subfolder)):  # of a folder that is no model itself
         name, subfolder = os.path.join(name, subfolder), None
+    is_open = part is CONTROLNET and not subfolder
     if not is_hub_id(name):
+        if is_open:
+            check_one_controlnet(Path(name), name)
         root = resolve(name, revision=revision, variant=variant, use_safetensors=use_safetensors, **client)
         return part_folder(root, part.name, subfolder)
     checked("variant", variant, Variant | None)
     extensions = extensions_of(use_safetensors)
     places = (subfolder,) if subfolder else (part.name, "")
-    root = folder_with(name, [f"{place}/config.json".lstrip("/") for place in places], revision=revision, **client)
+    configs = [f"{place}/config.json".lstrip("/") for place in places]
+    # a pipeline with several has controlnet_1, and other repositories a folder of any name for each
+    configs += [f"{CONTROLNET.name}_1/config.json"] if is_open else []
+    root = folder_with(name, configs, revision=revision, **client)
+    if is_open and not any((root / config).is_file() for config in configs):
+        with contextlib.suppress(InputError):  # the client refuses a pattern offline
+            root = folder_with(name, ["*/config.json"], revision=revision, **client)
+    if is_open:
+        check_one_controlnet(root, name)
     folder = part_folder(root, part.name, subfolder)
     fetch = partial(_fetch, partial(_client(name, **client), revision=root.name), root)
     if not any(fetch(folder, weight_names(extension, variant, part.library)) for extension in extensions):
@@ -181,7 +193,7 @@ def _on_offer() -> str:
 def _check_permission(name: str) -> None:
     """Raise InputError if the folder cannot be read for lack of permission."""
     try:
-        os.stat(os.path.join(name, _CONFIGS[0]))
+        os.stat(os.path.join(name, CONFIGS[0]))
     except PermissionError:
         raise InputError(f"{name} cannot be read (permission denied); ask its owner, or give another model") from None
     except (OSError, ValueError):  # `resolve` reports it
@@ -190,54 +202,12 @@ def _check_permission(name: str) -> None:
 
 def bundled_models() -> dict[str, Path]:
     """Return the folders of the pipelines in the package, by name."""
-    return {folder.name: folder for folder in sorted(BUNDLED.iterdir()) if (folder / _CONFIGS[0]).is_file()}
+    return {folder.name: folder for folder in sorted(BUNDLED.iterdir()) if (folder / CONFIGS[0]).is_file()}
 
 
 def bundled_controlnets() -> dict[str, Path]:
     """Return the folders of the ControlNets in the package, by name."""
-    return {folder.name: folder for folder in sorted(BUNDLED.iterdir()) if (folder / _CONFIGS[1]).is_file()}
-
-
-def cached_models() -> dict[str, Path]:
-    """Return the models in huggingface_hub's cache that fastdiff can draw with: hub id to folder.
-
-    The folder is that of the main revision, or else of the last download. Models whose files cannot be read are
-    included, so that a list can say what is wrong with them. The result is empty without a cache.
-    """
-    from huggingface_hub import constants
-
-    found = {}
-    for repo in sorted(Path(constants.HF_HUB_CACHE).glob(f"{CACHED}*")):  # scan_cache_dir stops at unreadable folders
-        try:
-            folder = _newest_snapshot(repo)
-            is_listed = folder is not None and (_is_supported(folder) or _is_broken(folder))
-        except OSError:
-            folder, is_listed = repo, True
-        if folder is not None and is_listed:
-            found[repo.name.removeprefix(CACHED).replace("--", "/")] = folder
-    return found
-
-
-def _newest_snapshot(repo: Path) -> Path | None:
-    """Return the folder of a cached repository's main revision, or else of its newest one. OSError if unreadable."""
-    main = repo / "refs" / "main"
-    commit = main.read_text(errors="replace").strip() if main.is_file() else None
-    try:
-        snapshots = [folder for folder in (repo / "snapshots").iterdir() if folder.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):  # nothing was downloaded
-        return None
-    return max(snapshots, key=lambda folder: (folder.name == commit, folder.stat().st_mtime), default=None)
-
-
-def _is_broken(folder: Path) -> bool:
-    """Return whether a config in `folder` cannot be read."""
-    for path in (folder / name for name in _CONFIGS):
-        try:
-            if os.path.lexists(path):
-                read_json(path)
-        except InputError:
-            return True
-    return False
+    return {folder.name: folder for folder in sorted(BUNDLED.iterdir()) if (folder / CONFIGS[1]).is_file()}
 
 
 def part_folder(root: Path, name: str, subfolder: str | None) -> Path:
@@ -252,7 +222,7 @@ def component_folder(root: str | Path, name: str) -> Path:
 
 
 def _is_model(folder: str | Path) -> bool:
-    return os.path.isdir(folder) and any(os.path.isfile(os.path.join(folder, config)) for config in _CONFIGS)
+    return os.path.isdir(folder) and any(os.path.isfile(os.path.join(folder, config)) for config in CONFIGS)
 
 
 class Needed(NamedTuple):
@@ -281,14 +251,6 @@ def needed_folders(root: Path, without: Collection[str] = ()) -> Needed:
     return Needed(denoiser | companions, [root / part.name for part in parts if isinstance(part, TokenizerPart)])
 
 
-def _is_supported(folder: Path) -> bool:
-    try:
-        needed_folders(folder)
-    except InputError:
-        return False
-    return True
-
-
 def is_hub_id(name: str) -> bool:
     """Return whether `name` has the form org/name and is not an existing path."""
     return bool(_HUB_ID.fullmatch(name)) and not os.path.exists(name)
@@ -309,7 +271,7 @@ def _download(
     """
     root = snapshot(_json_files(), revision=revision)
     if not _is_model(root):
-        raise InputError(f"hub model {repo_id} holds neither {' nor '.join(_CONFIGS)}; give one in diffusers' layout")
+        raise InputError(f"hub model {repo_id} holds neither {' nor '.join(CONFIGS)}; give one in diffusers' layout")
     needed = needed_folders(root, without)
 
     fetch = partial(_fetch, partial(snapshot, revision=root.name), root)
@@ -345,7 +307,7 @@ def _json_files() -> list[str]:
     They are names, not `*.json`: offline, the client refuses a snapshot that lacks any file of a request.
     """
     return [
-        *_CONFIGS,
+        *CONFIGS,
         *dict.fromkeys(f"{part.name}/config.json" for part in denoisers()),
         "scheduler_config.json",
         "scheduler/scheduler_config.json",

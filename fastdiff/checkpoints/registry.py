@@ -5,6 +5,7 @@ with it. To add a model, add a part. This file imports no torch, so it knows fas
 `Pipeline.kinds` and `Model.classes` hold the classes.
 """
 
+import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,10 @@ from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.configs.z_image import ZImageTransformer2DConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.errors import InputError
+from fastdiff.refused import REFUSED_CLASSES
 from fastdiff.schema import Wanted, checked
+
+SHOWN = 8  # names in an error
 
 # In model_index.json
 ClassPair = Annotated[tuple[str, str], Wanted("a [library, class] pair of names; save the pipeline again")]
@@ -294,6 +298,37 @@ def control_folders(folder: Path) -> list[Path]:
     while (folder / f"{CONTROLNET.name}_{len(found)}" / "config.json").is_file():
         found.append(folder / f"{CONTROLNET.name}_{len(found)}")
     return found
+
+
+def check_one_controlnet(root: Path, name: str) -> None:
+    """Raise InputError if a folder holds several ControlNets, or one in a folder of another name than `controlnet`.
+
+    A folder that is a ControlNet itself may hold others.
+
+    name: of the folder, in the error.
+    """
+    found = [] if (root / "config.json").is_file() else controlnets_below(root)
+    if not found or found == [CONTROLNET.name]:
+        return
+    names = ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    what = f"{len(found)} ControlNets" if len(found) > 1 else "a ControlNet in a folder"
+    raise InputError(
+        f"{name} holds {what}: {names}; give the folder of one, or in Python "
+        f"ControlNetModel.from_pretrained({name!r}, subfolder={found[0]!r})"
+    )
+
+
+def controlnets_below(root: Path) -> list[str]:
+    """Return the names of the folders in `root` that hold a ControlNet, sorted."""
+    return [path.parent.name for path in sorted(root.glob("*/config.json")) if controlnet_class(path.parent)]
+
+
+def controlnet_class(folder: Path) -> str | None:
+    """Return the class name of the ControlNet in a folder, also of a refused kind. None for anything else."""
+    with contextlib.suppress(InputError):
+        name = read_json(folder / "config.json").get("_class_name")
+        return name if name in (CONTROLNET.class_name, *REFUSED_CLASSES) else None
+    return None
 
 
 def unused_parts(index: Mapping[str, Any]) -> tuple[str, ...]:

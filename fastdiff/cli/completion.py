@@ -56,13 +56,15 @@ def _candidates(action: argparse.Action) -> Mapping[str, Any] | None:
 
 
 def _names_folders_and_files(*, of_controlnets: bool) -> Mapping[str, Any]:
-    """Return the bundled and cached models or the bundled ControlNets, folders and single files.
+    """Return the bundled and cached models or ControlNets, folders and single files.
 
     The names are written into the script, so that the Tab key starts no Python.
     """
-    from fastdiff.checkpoints import hub
+    from fastdiff.checkpoints.hub import bundled_controlnets, bundled_models
+    from fastdiff.checkpoints.single_files.listing import cached_controlnets, cached_models
 
-    found = (*hub.bundled_controlnets(),) if of_controlnets else (*hub.bundled_models(), *hub.cached_models())
+    models, nets = (bundled_models, cached_models), (bundled_controlnets, cached_controlnets)
+    found = [name for listed in (nets if of_controlnets else models) for name in listed()]
     function = "_fastdiff_controlnets" if of_controlnets else "_fastdiff_models"
     names = " ".join(name for name in found if re.fullmatch(r"[\w./-]+", name, re.ASCII))
     bash = f"""\

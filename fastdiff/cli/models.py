@@ -8,15 +8,24 @@ from typing import Any
 
 from fastdiff.adapters.headers import describe
 from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.configs.controlnet import ControlNetConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.checkpoints.registry import UNET_CONDITION
+from fastdiff.checkpoints.registry import UNET_CONDITION, controlnet_class, controlnets_below
+from fastdiff.checkpoints.single_files import kinds
 from fastdiff.checkpoints.single_files.cards import FileOptions, file_card, names_file
-from fastdiff.checkpoints.single_files.listing import VARIABLE, find_models, models_folder
+from fastdiff.checkpoints.single_files.listing import (
+    VARIABLE,
+    cached_controlnets,
+    cached_models,
+    find_models,
+    models_folder,
+)
 from fastdiff.checkpoints.single_files.reading import is_single_file
 from fastdiff.cli.arguments import add_file_arguments
 from fastdiff.cli.streams import printable, require_stdout
 from fastdiff.errors import InputError, in_one_line
+from fastdiff.refused import REFUSED_CLASSES
 
 CONTROLNETS = "ControlNets, which draw with a model that reads prompts:"  # a heading
 
@@ -41,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
         _list_models(_folders(args))
     elif names_file(args.model, options):
         _show_model(file_card(args.model, options))
-    elif args.model in hub.bundled_controlnets():
-        print(f"{args.model}: {_controlnet_summary(hub.bundled_controlnets()[args.model])}")
+    elif (net := (hub.bundled_controlnets() | cached_controlnets()).get(args.model)) is not None:
+        print(f"{args.model}: {_controlnet_summary(net)}")
     elif args.vae is not None:
         raise InputError(f"--vae: it changes nothing that is shown of {args.model}; leave it out")
     else:
@@ -61,15 +70,16 @@ def _folders(args: argparse.Namespace) -> list[Path]:
 
 
 def _list_models(mine: Sequence[Path]) -> None:
-    for origin, found in (("bundled", hub.bundled_models()), ("cached", hub.cached_models())):
+    for origin, found in (("bundled", hub.bundled_models()), ("cached", cached_models())):
         for name, folder in found.items():
             print(printable(f"{name:<40} {origin:<8} {_summary(name, folder)}"))
     for path in dict.fromkeys(path for folder in mine for path in find_models(folder)):
         origin = "folder" if path.is_dir() else "file"
         print(printable(f"{path!s:<40} {origin:<8} {_summary(str(path), path)}"))
     print(CONTROLNETS)
-    for name, folder in hub.bundled_controlnets().items():
-        print(f"{name:<40} {'bundled':<8} {_controlnet_summary(folder)}")
+    for origin, found in (("bundled", hub.bundled_controlnets()), ("cached", cached_controlnets())):
+        for name, folder in found.items():
+            print(printable(f"{name:<40} {origin:<8} {_controlnet_summary(folder)}"))
 
 
 def _show_model(card: ModelCard) -> None:
@@ -97,11 +107,26 @@ def _summary(name: str, folder: Path) -> str:
 
 
 def _controlnet_summary(folder: Path) -> str:
-    """Return what a bundled ControlNet reads, and the bundled models with the U-Net that it was made from."""
-    config = read_json(folder / "config.json")
+    """Return what a ControlNet reads, and the models with the U-Net that it was made from; of several the names."""
+    class_name = controlnet_class(folder)
+    if class_name is None:
+        return f"ControlNets in its folders {', '.join(controlnets_below(folder))}"
+    if class_name in REFUSED_CLASSES:
+        return f"unusable: {class_name}: {REFUSED_CLASSES[class_name]}"
+    path = folder / "config.json"
+    try:
+        config = ControlNetConfig.from_mapping(read_json(path), path)
+    except InputError as error:
+        return f"unusable: {error}"
     unets = {name: place / UNET_CONDITION.name / "config.json" for name, place in hub.bundled_models().items()}
-    models = [name for name, path in unets.items() if path.is_file() and _encoder(read_json(path)) == _encoder(config)]
-    return f"ControlNet for {', '.join(models)}, reads pictures of {config['conditioning_channels']} channels"
+    models = [
+        name
+        for name, unet in unets.items()
+        if unet.is_file() and _encoder(read_json(unet)) == _encoder(read_json(path))
+    ]
+    width = config.cross_attention_dim
+    models = models or [kinds.BY_CONTEXT.get(width, f"a model that reads text of width {width}")]
+    return f"ControlNet for {', '.join(models)}, reads pictures of {config.conditioning_channels} channels"
 
 
 def _encoder(config: Mapping[str, Any]) -> list[Any]:

@@ -53,6 +53,33 @@ def test_cached_models_that_cannot_be_read_are_listed_with_the_reason(fastdiff, 
     assert re.search(r"^org/good +cached +64x64, ddim, 216 labels$", listed.stdout, re.MULTILINE)
 
 
+def test_cached_controlnets_are_listed(fastdiff, environment, tmp_path):
+    configs = {
+        "canny": ({"cross_attention_dim": 768}, "ControlNet for Stable Diffusion 1, reads pictures of 3 channels"),
+        "small": ({"cross_attention_dim": 24, "conditioning_channels": 1}, r".* text of width 24, .* of 1 channels"),
+        "union": ({"_class_name": "ControlNetUnionModel"}, "unusable: ControlNetUnionModel: fastdiff does not run it"),
+        "wrong": ({"layers_per_block": "x"}, "unusable: .*config.json: layers_per_block: 'x' is not"),
+    }
+    for name, (config, _) in configs.items():
+        folder = tmp_path / "cache" / f"models--org--{name}" / "snapshots" / "0"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"_class_name": "ControlNetModel"} | config))
+        for each in ("depth", "pose"):
+            several = tmp_path / "cache/models--org--several/snapshots/0" / each
+            several.mkdir(parents=True, exist_ok=True)
+            shutil.copy(folder / "config.json", several)
+    cache = {"HF_HUB_CACHE": str(tmp_path / "cache")}
+    done = fastdiff("models", **cache)
+    assert (done.returncode, done.stderr) == (0, "")
+    models, controlnets = done.stdout.split("ControlNets, which draw with a model that reads prompts:\n")
+    assert "org/" not in models
+    for name, (_, summary) in configs.items():
+        assert re.search(rf"^org/{name} +cached +{summary}", controlnets, re.MULTILINE), controlnets
+    assert re.search(r"^org/several +cached +ControlNets in its folders depth, pose$", controlnets, re.MULTILINE)
+    shown = fastdiff("models", "org/canny", **cache).stdout
+    assert shown == "org/canny: ControlNet for Stable Diffusion 1, reads pictures of 3 channels\n"
+
+
 def test_an_error_that_nobody_thought_of_stops_no_list(monkeypatch, capsys):
     read = ModelCard.read
 

@@ -12,7 +12,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_hash import state_of
 from fastdiff.checkpoints.single_files.cards import file_card
 from fastdiff.checkpoints.single_files.embeddings import Embedding
-from fastdiff.checkpoints.single_files.listing import find_models
+from fastdiff.checkpoints.single_files.listing import cached_models, find_models
 from fastdiff.checkpoints.single_files.reading import is_single_file
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.requests.defaults import PAGE, Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
@@ -137,7 +137,7 @@ class Catalogue:
     def _search(self) -> tuple[dict[str, Path], dict[str, str]]:
         """Return the folders and files of the models on offer, by name, and why others must not be read."""
         local, refused = ({}, {}) if self.folder is None else _places_below(self.folder)
-        return hub.bundled_models() | local | (hub.cached_models() if self.allow_hub else {}), refused
+        return hub.bundled_models() | local | (cached_models() if self.allow_hub else {}), refused
 
     def _read_all(self) -> tuple[list[ModelCard], dict[str, str]]:
         """Return the cards of the usable models, and why others have none. A broken model does not affect others."""

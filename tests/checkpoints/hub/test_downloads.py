@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from fastdiff import DDIMScheduler
 from fastdiff.checkpoints import hub
-from fastdiff.checkpoints.registry import VAE
+from fastdiff.checkpoints.registry import CONTROLNET, VAE
 from fastdiff.errors import InputError
 from fastdiff.pipelines import Pipeline
 from fastdiff.text.tokenizer import CLIPTokenizer
@@ -285,6 +285,27 @@ def test_a_model_alone_is_downloaded_alone(remote):
         write(remote.folder, f"unet/{STEM}.safetensors", "unet/config.json", *files)
         assert hub.resolve_part("org/name", VAE, **options) == remote.cache / folder
         assert remote.files() == files.keys()
+
+
+def test_a_repository_of_several_controlnets_is_one_line(remote):
+    """Its weights do not come. A subfolder chooses one."""
+    config = json.dumps({"_class_name": "ControlNetModel"})
+    for names in (("controlnet", "controlnet_1"), ("canny", "depth")):
+        shutil.rmtree(remote.folder, ignore_errors=True)
+        shutil.rmtree(remote.cache, ignore_errors=True)
+        write(remote.folder, *(f"{name}/{file}" for name in names for file in ("config.json", f"{STEM}.safetensors")))
+        for name in names:
+            (remote.folder / name / "config.json").write_text(config)
+        with pytest.raises(InputError) as error:
+            hub.resolve_part("org/name", CONTROLNET)
+        assert_one_line(error, f"org/name holds 2 ControlNets: {', '.join(names)}; give", f"subfolder={names[0]!r})")
+        assert remote.files() <= {f"{name}/config.json" for name in names}
+        assert hub.resolve_part("org/name", CONTROLNET, names[1]) == remote.cache / names[1]
+        assert f"{names[1]}/{STEM}.safetensors" in remote.files()
+    (remote.folder / "config.json").write_text(config)
+    (remote.folder / f"{STEM}.safetensors").write_text("")
+    shutil.rmtree(remote.cache)
+    assert hub.resolve_part("org/name", CONTROLNET) == remote.cache, "it is one itself"
 
 
 def test_the_config_of_a_scheduler_is_downloaded_alone(remote):

@@ -1,5 +1,7 @@
 """Model names: folders, bundled names and hub ids, with the real hub client offline."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from fastdiff.checkpoints import hub
+from fastdiff.checkpoints.registry import CONTROLNET, controlnets_below
+from fastdiff.checkpoints.single_files import listing
 from fastdiff.errors import InputError
 from tests.checkpoints.hub.folders import COMMIT, INDEX, STEM, assert_one_line, write
 
@@ -127,13 +131,13 @@ def test_cached_models_are_those_that_fastdiff_can_draw_with(cache):
     write_cache(cache, "org/empty", index=None)
     bert = write_cache(cache, "org/bert", index=None)
     (bert / "config.json").write_text("{}")
-    assert hub.cached_models() == {"org/model": model, "org/pipeline": pipeline}
+    assert listing.cached_models() == {"org/model": model, "org/pipeline": pipeline}
 
 
 def test_cached_models_take_the_main_revision(cache):
     main = write_cache(cache, "org/name")
     write(main.parent / ("f" * 40))
-    assert hub.cached_models() == {"org/name": main}
+    assert listing.cached_models() == {"org/name": main}
 
 
 def test_cached_models_that_cannot_be_read_are_listed_and_stop_no_other(cache):
@@ -145,26 +149,67 @@ def test_cached_models_that_cannot_be_read_are_listed_and_stop_no_other(cache):
     (damaged / "snapshots").mkdir(parents=True)
     (damaged / "refs" / "main").mkdir(parents=True)
     (cache / "models--org--file").touch()
-    assert hub.cached_models() == {"org/dangling": dangling, "org/good": good, "org/half": half}
+    assert listing.cached_models() == {"org/dangling": dangling, "org/good": good, "org/half": half}
 
 
 def test_a_cached_model_without_permission_is_listed(cache, monkeypatch):
     good, locked = write_cache(cache, "org/good"), write_cache(cache, "org/locked").parent
-    listing = Path.iterdir
+    iterate = Path.iterdir
 
     def iterdir(folder):
         if folder == locked:
             raise PermissionError(13, "Permission denied", str(folder))
-        return listing(folder)
+        return iterate(folder)
 
     monkeypatch.setattr(Path, "iterdir", iterdir)
-    assert hub.cached_models() == {"org/good": good, "org/locked": locked.parent}
+    assert listing.cached_models() == {"org/good": good, "org/locked": locked.parent}
+
+
+def test_cached_controlnets(cache):
+    """A repository is one, or has a folder for each. The ControlNets of pipelines are their pipelines'."""
+    write_cache(cache, "org/model", "config.json", index=None)
+    write_cache(cache, "org/pipeline", "controlnet/config.json")
+    for name, configs in (("one", ["config.json"]), ("several", ["canny/config.json", "depth/config.json"])):
+        folder = write_cache(cache, f"org/{name}", *configs, index=None)
+        for config in configs:
+            (folder / config).write_text(json.dumps({"_class_name": "ControlNetModel"}))
+    broken = write_cache(cache, "org/broken", "config.json", index=None)
+    (broken / "config.json").write_text("{")
+    (cache / "models--org--damaged" / "refs" / "main").mkdir(parents=True)
+    found = listing.cached_controlnets()
+    assert list(found) == ["org/one", "org/several"]
+    assert not listing.cached_models().keys() & found.keys()
+    assert controlnets_below(found["org/several"]) == ["canny", "depth"]
+
+
+SEVERAL = {
+    "a folder for each": (["canny", "depth"], "2 ControlNets: canny, depth; give the folder of one, or in Python"),
+    "of a pipeline": (["controlnet", "controlnet_1"], "2 ControlNets: controlnet, controlnet_1; give the folder of"),
+    "one in a folder": (["canny"], "a ControlNet in a folder: canny; give the folder of one"),
+    "many": ([f"net{i}" for i in range(10)], "net6, net7 and 2 more; give"),
+}
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_a_folder_with_several_controlnets_is_one_line(case, tmp_path):
+    names, message = SEVERAL[case]
+    for name in names:
+        write(tmp_path / name, "config.json", index=None)
+        (tmp_path / name / "config.json").write_text(json.dumps({"_class_name": "ControlNetModel"}))
+    with pytest.raises(InputError, match=re.escape(message)) as error:
+        hub.resolve_part(tmp_path, CONTROLNET)
+    assert_one_line(error, f"ControlNetModel.from_pretrained({str(tmp_path)!r}, subfolder={names[0]!r})")
+    assert hub.resolve_part(tmp_path, CONTROLNET, names[0]) == tmp_path / names[0]
+    assert hub.resolve_part(tmp_path / names[0], CONTROLNET) == tmp_path / names[0]
+    (tmp_path / "config.json").write_text(json.dumps({"_class_name": "ControlNetModel"}))
+    if "controlnet" not in names:
+        assert hub.resolve_part(tmp_path, CONTROLNET) == tmp_path, "it is one itself"
 
 
 def test_no_cache_means_no_cached_models(cache):
-    assert hub.cached_models() == {}
+    assert listing.cached_models() == {}
     cache.write_text("a file in its place")
-    assert hub.cached_models() == {}
+    assert listing.cached_models() == {}
 
 
 def test_bundled_models_are_listed_without_torch_or_the_hub_client():

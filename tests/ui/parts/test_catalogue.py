@@ -11,6 +11,7 @@ from fastdiff.checkpoints import hub, model_hash
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.single_files import reading
 from fastdiff.errors import InputError
+from fastdiff.ui.parts import catalogue
 from fastdiff.ui.parts.catalogue import Catalogue
 from tests.checkpoints.single_files import headers
 from tests.fuzz.named.hostile_files import CONTENTS
@@ -204,7 +205,7 @@ def test_a_link_out_of_the_folder_is_named(card_folder, tmp_path):
 def test_the_hub_is_asked_only_where_it_is_allowed(card_folder, tmp_path, monkeypatch):
     folder = card_folder("hub")
     monkeypatch.setattr(hub, "resolve", lambda name: folder)
-    monkeypatch.setattr(hub, "cached_models", lambda: {"org/cached": folder})
+    monkeypatch.setattr(catalogue, "cached_models", lambda: {"org/cached": folder})
     assert names(None, allow_hub=True) == [*BUNDLED, "org/cached"]
     assert Catalogue(None, allow_hub=True).card("org/name").folder == folder
     with pytest.raises(InputError, match="--allow-hub"):
