@@ -50,13 +50,19 @@ def run(args: argparse.Namespace) -> int:
         _list_models(_folders(args))
     elif names_file(args.model, options):
         _show_model(file_card(args.model, options))
-    elif (net := (hub.bundled_controlnets() | cached_controlnets()).get(args.model)) is not None:
-        print(f"{args.model}: {_controlnet_summary(net)}")
+    elif (folder := _controlnet(args.model)) is not None:
+        print(printable(f"{args.model}: {_controlnet_summary(folder)}"))
     elif args.vae is not None:
         raise InputError(f"--vae: it changes nothing that is shown of {args.model}; leave it out")
     else:
         _show_model(ModelCard.read(args.model, hub.resolve(args.model, local_files_only=True)))
     return 0
+
+
+def _controlnet(name: str) -> Path | None:
+    """Return the folder of a ControlNet, bundled or in the cache of the hub. None if there is none of this name."""
+    cached = cached_controlnets() if hub.is_hub_id(name) else {}  # the hub's client is slow to import
+    return (hub.bundled_controlnets() | cached).get(name)
 
 
 def _folders(args: argparse.Namespace) -> list[Path]:
