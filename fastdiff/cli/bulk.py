@@ -114,7 +114,7 @@ def _work(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "La
     is_first = os.environ.get("RANK") == "0" and not is_ours()
     try:
         if is_first:
-            _say_notices(plan, args.quiet)
+            _say_notices(plan, args)
         start = time.perf_counter()
         with _progress(args, folder) if is_first else nullcontext():
             code = work(plan, folder, options, _nothing if args.quiet else say)
@@ -141,7 +141,7 @@ def _launch(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "
         require_stdout()
     folder.check(plan)
     tell = _nothing if args.quiet else say
-    _say_notices(plan, args.quiet)
+    _say_notices(plan, args)
     for line in _first(list(_damaged(plan, folder, args.verify)), "shards"):
         tell(line)
     if folder.is_complete(plan):
@@ -166,11 +166,13 @@ def _launch(args: argparse.Namespace, plan: "Plan", folder: "Folder", options: "
     return _conclude(plan, folder, time.perf_counter() - start, tell, say)
 
 
-def _say_notices(plan: "Plan", quiet: bool) -> None:
+def _say_notices(plan: "Plan", args: argparse.Namespace) -> None:
     from fastdiff.runs.notices import find_notices
+    from fastdiff.runs.option_files.inputs import dropped_mask
 
-    with Notices(quiet) as notices:
-        notices.say(*_first(find_notices(plan.run), "lines"))
+    of_source = [] if args.source is None else dropped_mask(Recorded.read(args.source), plan.run.request)
+    with Notices(args.quiet) as notices:
+        notices.say(*of_source, *_first(find_notices(plan.run), "lines"))
 
 
 def _damaged(plan: "Plan", folder: "Folder", every_byte: bool) -> Iterator[str]:

@@ -44,12 +44,12 @@ def weight_of(option: FileOption) -> float:
 def lora_name(path: str) -> str:
     """Return the name of a LoRA in prompts: of `a/ink.safetensors` it is ink, as in A1111.
 
-    A file of diffusers' usual name has the name of its folder, or of its hub repository.
+    The file of a hub id has the name of its repository.
     """
     *folders, last = re.split(r"[\\/]", path)
     repository = next((each for each in folders if each.startswith(CACHED)), None)
-    if last == LORA_NAME and folders and folders[-1]:
-        return folders[-1] if repository is None else repository.rpartition("--")[2]
+    if last == LORA_NAME and repository is not None:
+        return repository.rpartition("--")[2]
     return _SUFFIX.sub("", last) or last
 
 

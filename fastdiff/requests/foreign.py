@@ -44,6 +44,9 @@ _VALUES: dict[str, tuple[str, Callable[[Any], Any]]] = {  # settings of other to
     "height": ("height", int),
 }
 _SIZES = ("size", "resolution")  # "512x768", "(832, 1216)"
+_OUR_UPSCALERS = ("Latent", "Lanczos", "None")  # of A1111; "None" enlarges by Lanczos too
+# A1111 reads brackets, and all of a long prompt
+_WEIGHTED = re.compile(r"[()\[\]\\<]|\bBREAK\b|.{150}", re.DOTALL)
 _SCHEDULES = ("scheduler", "noise_schedule")
 _PLAIN = ("", "automatic", "normal")  # schedules that mean the default
 _NO_SETTINGS = ["version", "app_version", "model_hash", "hashes", "metadata_scheme", "signed_hash", "request_type"]
@@ -97,6 +100,10 @@ def convert(info: "PromptInfo") -> Foreign:
             with suppress(*_BAD_VALUE):
                 values[ours] = kind(by_key[key][1])
                 del by_key[key]
+    values |= _larger(by_key, values.get("steps", 0))
+    texts = values["prompt"] + values.get("negative_prompt", "")
+    if info.generator.value == "AUTOMATIC1111" and _WEIGHTED.search(texts):
+        values["prompt_syntax"] = "weighted"
     if values.get("clip_skip") is not None and info.generator != "InvokeAI":
         values["clip_skip"] -= 1  # other tools count from 1, which uses all layers
     schedules = [by_key.pop(key)[1] for key in _SCHEDULES if key in by_key]
@@ -128,6 +135,30 @@ def _sides(by_key: dict[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
             del by_key[key]
             return {"width": ("width", sides[0]), "height": ("height", sides[1])}
     return {}
+
+
+def _larger(by_key: dict[str, tuple[str, Any]], steps: int) -> dict[str, Any]:
+    """Take A1111's "Hires. fix" out of `by_key` and return it as settings of an enlarged picture.
+
+    What differs stays there: another upscaler, and the steps of its second part. A1111 takes all of them by default,
+    and we take the share that the strength says.
+    """
+    try:
+        upscale, strength = (float(by_key[key][1]) for key in ("hires_upscale", "denoising_strength"))
+        own = int(steps * strength)
+    except (KeyError, *_BAD_VALUE):
+        return {}
+    if not upscale > 1:
+        return {}
+    del by_key["hires_upscale"], by_key["denoising_strength"]
+    upscaler = str(by_key.get("hires_upscaler", ("", "Latent"))[1])
+    if upscaler in _OUR_UPSCALERS:
+        by_key.pop("hires_upscaler", None)
+    theirs = by_key.pop("hires_steps", ("", steps))[1]
+    if str(theirs) != str(own):
+        by_key["hires_steps"] = ("Hires steps", theirs)
+    mode = "latent" if upscaler.startswith("Latent") else "pixels"
+    return {"upscale": upscale, "upscale_strength": strength, "upscale_mode": mode}
 
 
 def scheduler_name(sampler: str, schedule: str = "") -> str:

@@ -73,6 +73,7 @@ _DEPENDENTS: dict[str, dict[str, Any]] = {
     "prompt_syntax": {"emphasis": None},
     "prompt": {"label": ()},
 }
+_MASK: dict[str, Any] = dict.fromkeys(("mask", "mask_blur", "mask_crop", "strength"))
 PICTURE = "picture_"  # prefix of a picture's height and width in the settings of a grid or sheet
 AXES = "axes"  # a setting of X/Y sheets only
 MAX_EMBEDDINGS = 64
@@ -266,6 +267,8 @@ class Request(Schema):
         dropped: dict[str, Any] = {}
         for key, dependents in _DEPENDENTS.items():
             dropped |= dependents if key in given and given[key] != getattr(recorded, key) else {}
+        if recorded.mask is not None and given.get("init_image", recorded.init_image) != recorded.init_image:
+            dropped |= {} if "mask" in given else _MASK  # it fits the recorded picture alone
         return replace(recorded, **{**dropped, **given})
 
     @classmethod

@@ -1,7 +1,7 @@
 """How prompts are read: the names of the ways, and `<lora:name:0.8>` in prompts, as in A1111. Imports no torch."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from fastdiff.arguments import as_float, did_you_mean, shown
@@ -61,6 +61,11 @@ def split_all(texts: Sequence[str]) -> tuple[list[str], tuple[Tag, ...]]:
 def tags_in(text: str | None, prompt_syntax: str | None) -> tuple[Tag, ...]:
     """Return the tags of a prompt. A plain prompt has none. Raises as `split_loras`."""
     return split_loras(text)[1] if text and prompt_syntax == "weighted" else ()
+
+
+def without_loras(text: str, names: Collection[str]) -> str:
+    """Return a prompt without the tags of these LoRAs."""
+    return _TAG.sub(lambda match: "" if match[2] in names else match[0], text)
 
 
 def check_loras(text: str, known: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from fastdiff.runs.drawing import Run
 from fastdiff.runs.model_files import other_file_notices
 from fastdiff.runs.option_files.controlnets import changed_controlnets
 from fastdiff.runs.option_files.embeddings import changed_embeddings, tokenizers_of
+from fastdiff.runs.option_files.inputs import dropped_mask
 from fastdiff.runs.option_files.ip_adapters import changed_ip_adapters
 from fastdiff.runs.option_files.loras import changed_loras
 from fastdiff.text.tokenizer import CLIPTokenizer
@@ -53,7 +54,7 @@ def find_source_notices(source: Recorded | None, request: Request) -> list[str]:
     files = *other_file_notices(source, request), *changed_embeddings(source, request)
     files = *files, *changed_loras(source, request), *changed_controlnets(source, request)
     files = *files, *changed_ip_adapters(source, request)
-    return [*filter(None, [numerics]), *files]
+    return [*filter(None, [numerics]), *dropped_mask(source, request), *files]
 
 
 def find_device_notices(device: "torch.device") -> list[str]:

@@ -253,7 +253,10 @@ class DrawTab:
             if card.name != before.name:
                 counts = {"num_images": asked.num_images, "batch_size": asked.batch_size, "seed": asked.seed}
                 asked = UncheckedRequest(model=card.name, prompt="", **counts)
-            asked, taken = _fit(asked, card, foreign.values, self.prepare)
+            values, missing = dict(foreign.values), []
+            if values.get("prompt_syntax") == "weighted":
+                values["prompt"], missing = self.engine.catalogue.option_files.without_missing(values["prompt"], card)
+            asked, taken = _fit(asked, card, values, self.prepare)
             updates = self.form.show_request(card, asked)
         except PROBLEMS as error:
             return {self.status: problem(error)}
@@ -265,6 +268,7 @@ class DrawTab:
         is_chosen = card.name not in (before.name, own)
         said += f"; chose {card.name}, because {before.name} reads no prompts" if is_chosen else ""
         said += f"; not supported by {card.name}: {', '.join(left)}" if left else ""
+        said += f"; not here: the LoRA {' and '.join(missing)}" if missing else ""
         return updates | {self.examples: fit_examples(card), self.status: note(said)}
 
     def _fill(self, record: Mapping[str, Any], name: str, notices: Sequence[str] = ()) -> Updates:

@@ -23,6 +23,7 @@ from fastdiff.requests import defaults
 from fastdiff.requests.completion import Cell
 from fastdiff.requests.input_picture import CONTROL, InputPicture
 from fastdiff.requests.request import Request
+from fastdiff.requests.syntax import tags_in, without_loras
 from fastdiff.runs import drawing, files
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.model_files import find_listed
@@ -95,7 +96,8 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
     card = engine.catalogue.card(first if unchecked.model is None else unchecked.model)
     if card.reads_text and unchecked.prompt is None:
         raise InputError(f"prompt: {card.name} needs a prompt; it may be empty")
-    if unchecked.lora and unchecked.precision not in (None, defaults.PRECISION):
+    tags = tags_in(unchecked.prompt, unchecked.prompt_syntax) if card.reads_text else ()
+    if (unchecked.lora or tags) and unchecked.precision not in (None, defaults.PRECISION):
         raise InputError("lora: the page draws with LoRAs in full weights alone; set Weights to Full")
     start = None if unchecked.init_image is None else uploaded_path(unchecked.init_image, "init_image")
     mask = None if unchecked.mask is None else mask_at(unchecked.mask, limits.uploads)
@@ -104,9 +106,12 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
     control = control and control_picture(control, unchecked, (height, width), limits)
     request = Request(
         model=card.name,
-        lora=engine.catalogue.option_files.chosen_loras(unchecked.lora or (), card),
+        lora=engine.catalogue.option_files.chosen_loras(unchecked.lora or (), card, tags),
         embedding=engine.catalogue.embeddings_in(
-            card, unchecked.prompt, unchecked.negative_prompt, is_whole=unchecked.prompt_syntax == "weighted"
+            card,
+            without_loras(unchecked.prompt or "", [tag.name for tag in tags]),
+            unchecked.negative_prompt,
+            is_whole=unchecked.prompt_syntax == "weighted",
         ),
         label=() if unchecked.label is None else (unchecked.label,),
         prompt=() if unchecked.prompt is None else (unchecked.prompt,),

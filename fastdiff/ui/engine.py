@@ -25,7 +25,7 @@ from fastdiff.pipelines import Pipeline
 from fastdiff.pipelines.adapting import Adapting
 from fastdiff.pipelines.folders import scheduler_of
 from fastdiff.requests.defaults import DEVICE, PAGE, PAGE_ON_CPU, PRECISION
-from fastdiff.requests.file_option import FileOption, weight_of
+from fastdiff.requests.file_option import FileOption, lora_names, weight_of
 from fastdiff.requests.request import Request
 from fastdiff.requests.styles import Styles
 from fastdiff.runs.drawing import Progress, Run
@@ -150,6 +150,8 @@ class Applier:
     def __init__(self, files: OptionFiles) -> None:
         self._files = files
         self._embeddings: WeakKeyDictionary[Model, _State] = WeakKeyDictionary()  # by the denoiser
+        # by the denoiser and the name: the state of the file
+        self._loras: WeakKeyDictionary[Model, dict[str, tuple[object, ...]]] = WeakKeyDictionary()
 
     def apply(self, pipe: Any, request: Request) -> None:
         """Give a pipeline the LoRAs and embeddings of a request alone.
@@ -159,7 +161,7 @@ class Applier:
         try:
             self._use_embeddings(pipe, [FileOption.parse(text) for text in request.embedding])
             if isinstance(pipe, Adapting):
-                _use_loras(pipe, [FileOption.parse(text) for text in request.lora])
+                self._use_loras(pipe, [FileOption.parse(text) for text in request.lora])
         except (InputError, NonFiniteError) as error:
             raise type(error)(self._files.without_paths(str(error), request)) from None
 
@@ -175,24 +177,27 @@ class Applier:
             )
         self._embeddings[pipe.denoiser] = wanted
 
-
-def _use_loras(pipe: Adapting, options: Sequence[FileOption]) -> None:
-    """Make these the active LoRAs. Those that are loaded already are not read again."""
-    weights = {str(_state(option)): weight_of(option) for option in options}
-    try:
-        for name, option in zip(weights, options, strict=True):
-            if name not in _loaded(pipe):
-                pipe.load_lora_weights(option.path, adapter_name=name)
-        pipe.set_adapters([*weights], [*weights.values()])
-    except Exception:
-        pipe.set_adapters([], [])
-        raise
-    unused = [name for name in _loaded(pipe) if name not in weights]  # the first was loaded longest ago
-    pipe.delete_adapters(unused[: max(0, len(unused) - KEPT)])
+    def _use_loras(self, pipe: Adapting, options: Sequence[FileOption]) -> None:
+        """Make these the active LoRAs, by their names in prompts. Those that are loaded are not read again."""
+        names, states = lora_names(options), [_state(option) for option in options]
+        known = self._loras.setdefault(pipe.denoiser, {})
+        try:
+            for name, state, option in zip(names, states, options, strict=True):
+                if name in _loaded(pipe) and known.get(name) != state:
+                    pipe.delete_adapters([name])
+                if name not in _loaded(pipe):
+                    pipe.load_lora_weights(option.path, adapter_name=name)
+                    known[name] = state
+            pipe.set_adapters(names, [weight_of(option) for option in options])
+        except Exception:
+            pipe.set_adapters([], [])
+            raise
+        unused = [name for name in _loaded(pipe) if name not in names]  # the first was loaded longest ago
+        pipe.delete_adapters(unused[: max(0, len(unused) - KEPT)])
 
 
 def _loaded(pipe: Pipeline) -> list[str]:
-    """Return the names of the LoRAs in memory. A name identifies a file and its state."""
+    """Return the names of the LoRAs in memory."""
     listed = pipe.get_list_adapters() if isinstance(pipe, Adapting) else {}
     return [*dict.fromkeys(name for names in listed.values() for name in names)]
 

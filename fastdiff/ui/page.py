@@ -44,7 +44,7 @@ def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
                 lambda: gr.update(selected="compare"), None, tabs, **QUICK
             )
             for button, masked in ((panel.start, False), (panel.paint, True)):
-                inputs: set[Block] = {panel.chosen, draw.form.model}
+                inputs: set[Block] = {panel.chosen, draw.form.model, draw.starting.guidance}
                 begin = draw.starting.start_from(panel.chosen, masked=masked)
                 # the tab first: in a hidden one, the mask's editor would have no size
                 button.click(lambda: gr.update(selected="draw"), None, tabs, **QUICK).then(

@@ -53,15 +53,16 @@ class Starting:
 
     def connect(self) -> None:
         """Connect the events of the form's own fields."""
-        start, model = self.form.start, self.form.model
+        start, model, guidance = self.form.start, self.form.model, self.guidance
         size = self.form.sides[0].size.components
         # Gradio would decode the picture
         whole: dict[str, Any] = {"preprocess": False, **QUICK}
         start.picture.upload(self.begin, {start.picture, model}, [*size, *start.shown, self.status], **whole)
-        start.picture.clear(self.end, {model}, [*size, *start.shown], **whole)
+        start.picture.clear(self.end, {model, guidance}, [*size, *start.shown, guidance], **whole)
         self._connect_control(whole)
-        masking = [start.strength, start.masks, start.editor, start.mask, start.mask_blur, self.status]
-        start.masks.input(self.paint, {start.picture, start.strength, start.masks, model}, masking, **whole)
+        masking = [start.strength, start.masks, start.editor, start.mask, start.mask_blur, guidance, self.status]
+        read: set[Block] = {start.picture, start.strength, start.masks, model, guidance}
+        start.masks.input(self.paint, read, masking, **whole)
 
     def _connect_control(self, whole: Mapping[str, Any]) -> None:
         control, model, size = self.form.control, self.form.model, self.form.sides[0].size
@@ -136,7 +137,7 @@ class Starting:
             return {self.form.start.masks: gr.skip()}
         updates = self._resized(card, {}) | self.form.start.show(card, {})
         del updates[self.form.start.picture]
-        return updates
+        return updates | self._guided(card, data, masked=False)
 
     def paint(self, data: Mapping[Component, Any]) -> Updates:
         """Show or hide the mask's editor."""
@@ -149,7 +150,18 @@ class Starting:
             return {self.status: problem(error), start.masks: False}
         strength = start.mask_strength(card, data[start.strength], masked=masked)
         updates |= {self.status: note(PAINTS.format(path.name))} if path else {}
-        return updates | {start.strength: strength}
+        return updates | {start.strength: strength} | self._guided(card, data, masked=masked)
+
+    @property
+    def guidance(self) -> gr.Slider:
+        return self.form.sides[0].sampling.guidance_scale
+
+    def _guided(self, card: ModelCard, data: Mapping[Component, Any], *, masked: bool) -> Updates:
+        """Return the guidance after the mask was turned on or off: the default, unless the user changed it."""
+        own, other = (
+            self.catalogue.default_sampling(card, masked=each).guidance_scale for each in (masked, not masked)
+        )
+        return {self.guidance: own} if data[self.guidance] == other else {}
 
     def start_from(self, chosen: gr.State, *, masked: bool) -> Callable[[Mapping[Component, Any]], Updates]:
         """Return a function that makes the picture in the state `chosen` the start picture; `masked`: to paint on."""
@@ -163,6 +175,7 @@ class Starting:
                 fitted |= self._size_from(path, card)
                 value = editor_value(path) if masked else None
                 fitted |= self.form.start.begin(card, path, value)
+                fitted |= self._guided(card, data, masked=masked) if card == before else {}
             except PROBLEMS as error:
                 return {self.status: problem(error)}
             fitted |= {self.examples: fit_examples(card)} if card != before else {}

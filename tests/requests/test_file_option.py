@@ -14,7 +14,7 @@ from fastdiff.requests.file_option import FileOption, lora_name, lora_names
         ("ink", "ink"),
         (".safetensors", ".safetensors"),
         ("pytorch_lora_weights.safetensors", "pytorch_lora_weights"),
-        ("a/ink/pytorch_lora_weights.safetensors", "ink"),
+        ("a/ink/pytorch_lora_weights.safetensors", "pytorch_lora_weights"),
         ("/c/hub/models--org--my-ink/snapshots/0a1/pytorch_lora_weights.safetensors", "my-ink"),
         ("/c/hub/models--org--my-ink/snapshots/0a1/wash.safetensors", "wash"),
     ],

@@ -51,6 +51,7 @@ MODELS = {  # with the hash
                 "scheduler": "dpm++2m-karras",
                 "width": 512,
                 "height": 768,
+                "prompt_syntax": "weighted",
             },
             ["Denoising strength", "Model"],
             id="AUTOMATIC1111",
@@ -126,6 +127,70 @@ def test_each_tool(picture, texts, tool, values, lacking):
     found = foreign.parse(str(picture(png_picture(texts))), PIXELS)
     own = dict(zip(("model", "model_hash"), MODELS[tool], strict=True))
     assert found == {"tool": tool, "values": values, "lacking": lacking, **own}
+
+
+HIRES = "a cat\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 1, Size: 512x512, {}, Version: v1.9"
+
+
+@pytest.mark.parametrize(
+    ("said", "values", "lacking"),
+    [
+        ("Denoising strength: 0.7, Hires upscale: 2, Hires upscaler: Latent", (2.0, 0.7, "latent"), ["Hires steps"]),
+        (
+            "Denoising strength: 0.5, Hires upscale: 1.5, Hires steps: 10, Hires upscaler: Lanczos",
+            (1.5, 0.5, "pixels"),
+            [],
+        ),
+        ("Denoising strength: 0.5, Hires upscale: 2, Hires steps: 10, Hires upscaler: None", (2.0, 0.5, "pixels"), []),
+        ("Denoising strength: 0.5, Hires upscale: 2, Hires steps: 10", (2.0, 0.5, "latent"), []),
+        (
+            "Denoising strength: 0.5, Hires upscale: 2, Hires steps: 15, Hires upscaler: 4x-UltraSharp",
+            (2.0, 0.5, "pixels"),
+            ["Hires upscaler", "Hires steps"],
+        ),
+        (
+            "Denoising strength: 0.5, Hires upscale: 2, Hires steps: 10, Hires upscaler: Latent (nearest)",
+            (2.0, 0.5, "latent"),
+            ["Hires upscaler"],
+        ),
+        (
+            "Denoising strength: 0.5, Hires resize: 768x768, Hires upscaler: Latent",
+            None,
+            ["Denoising strength", "Hires resize", "Hires upscaler"],
+        ),
+        ("Denoising strength: x, Hires upscale: 2", None, ["Denoising strength", "Hires upscale"]),
+        ("Hires upscale: 2", None, ["Hires upscale"]),
+        ("Denoising strength: nan, Hires upscale: 2", None, ["Denoising strength", "Hires upscale"]),
+        ("Denoising strength: 0.5, Hires upscale: nan", None, ["Denoising strength", "Hires upscale"]),
+        ("Denoising strength: 0.5, Hires upscale: 1", None, ["Denoising strength", "Hires upscale"]),
+    ],
+)
+def test_a_picture_of_hires_fix(picture, said, values, lacking):
+    found = foreign.parse(str(picture(png_picture({"parameters": HIRES.format(said)}))), PIXELS)
+    names = ("upscale", "upscale_strength", "upscale_mode")
+    assert {name: found["values"][name] for name in names if name in found["values"]} == dict(
+        zip(names, values or (), strict=False)
+    )
+    assert found["lacking"] == lacking
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_weighted"),
+    [
+        ("a cat", False),
+        ("a <lora:ink:1>", True),
+        ("[a]", True),
+        ("a BREAK b", True),
+        ("a" * 150, True),
+        ("a BREAKb", False),
+        ("a" * 149, False),
+    ],
+)
+def test_prompts_of_a1111_are_weighted(picture, prompt, is_weighted):
+    text = HIRES.format("Clip skip: 2").replace("a cat", prompt)
+    found = foreign.parse(str(picture(png_picture({"parameters": text}))), PIXELS)
+    assert found["values"]["prompt"] == prompt
+    assert (found["values"].get("prompt_syntax") == "weighted") is is_weighted
 
 
 @pytest.mark.parametrize("form", ["JPEG", "WEBP"])

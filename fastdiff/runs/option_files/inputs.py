@@ -51,6 +51,14 @@ def with_inputs_here(
     return replace(request, **found)
 
 
+def dropped_mask(source: Recorded, request: Request) -> Iterator[str]:
+    """Yield a line if the request has another start picture than the PNG, and so not its mask."""
+    mask = source.settings.get("mask")
+    if mask is not None and request.mask is None and request.init_image is not None:
+        name = shown(last_part(mask))
+        yield f"{source.path} has the mask {name} for its own start picture; it is left out, unless --mask gives it"
+
+
 def _listed_here(field: str, request: Request, source: Recorded, folder: str | None) -> dict[str, Any]:
     """Return the fields that say where the recorded pictures of a list are now."""
     (flag, what), digits = _LISTS[field], source.settings.get(f"{field}_hashes") or ()

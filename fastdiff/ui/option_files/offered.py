@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fastdiff.arguments import shown
+from fastdiff.arguments import did_you_mean, shown
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_hash import begin_known, known_hash, state_of
@@ -17,8 +17,9 @@ from fastdiff.checkpoints.single_files.embeddings import Embedding, if_embedding
 from fastdiff.checkpoints.single_files.listing import find_models, last_part
 from fastdiff.checkpoints.single_files.reading import has_model_suffix, read_single_file
 from fastdiff.errors import InputError
-from fastdiff.requests.file_option import FileOption, weight_of
+from fastdiff.requests.file_option import FileOption, lora_name, weight_of
 from fastdiff.requests.request import OPTION_FILES, Request
+from fastdiff.requests.syntax import Tag, split_loras, without_loras
 
 LORA, EMBEDDING = "lora", "embedding"  # settings
 MAX_LORAS = 8  # of a picture
@@ -79,13 +80,15 @@ class OptionFiles:
         files = self._loras.files()
         return {name: path for name, (path, header) in files.items() if header.text_width in (None, width)}
 
-    def chosen_loras(self, asked: Sequence[str], card: ModelCard) -> tuple[str, ...]:
-        """Return LoRAs given as NAME or NAME:WEIGHT as PATH:WEIGHT.
+    def chosen_loras(self, asked: Sequence[str], card: ModelCard, tags: Sequence[Tag] = ()) -> tuple[str, ...]:
+        """Return LoRAs given as NAME or NAME:WEIGHT, and then those of a prompt's `tags`, as PATH:WEIGHT.
 
-        Raises InputError for a name that is not on offer for the model, for a name given twice, and for a weight that
-        is no number.
+        A LoRA of the prompt alone has the weight 0, which the prompt's replaces.
+
+        Raises InputError for a name that is not on offer for the model, for a name given twice, for a weight that is no
+        number, and for more than MAX_LORAS.
         """
-        offered, found = self.loras(card) if asked else {}, {}
+        offered, found = self.loras(card) if asked or tags else {}, {}
         for option in map(FileOption.parse, asked):
             if option.path not in offered:
                 some = f"one of {', '.join([*offered][:MAX_LORAS])}" if offered else "none: the server offers none"
@@ -93,7 +96,22 @@ class OptionFiles:
             if option.path in found:
                 raise InputError(f"lora: {option.path} is given twice; give it once, with the sum of the weights")
             found[option.path] = f"{offered[option.path]}:{weight_of(option):g}"
+        for tag in tags:
+            name = _tagged(tag, [*found], offered, card)
+            found.setdefault(name, f"{offered[name]}:0")
+        if len(found) > MAX_LORAS:
+            raise InputError(f"lora: {len(found)} with those of the prompt; use up to {MAX_LORAS}")
         return tuple(found.values())
+
+    def without_missing(self, prompt: str, card: ModelCard) -> tuple[str, list[str]]:
+        """Return a weighted prompt without the tags of LoRAs that are not here, and the names of these LoRAs."""
+        try:
+            tags, offered = split_loras(prompt)[1], self.loras(card)
+        except InputError:  # the run will say it
+            return prompt, []
+        names = {lora_name(name) for name in offered}
+        missing = [tag.name for tag in tags if tag.name not in names]
+        return without_loras(prompt, missing), missing
 
     def embeddings(self, card: ModelCard) -> dict[str, tuple[Path, Embedding]]:
         """Return the embeddings that fit a model, by their tokens. Of several with one token, the first counts."""
@@ -153,7 +171,24 @@ class OptionFiles:
                 lines.append(
                     f"not restored: the embedding {last_part(option.path)} ({option.value}), which is not here"
                 )
-        return {**record, LORA: found}, lines
+        settings: dict[str, Any] = {**record, LORA: found}
+        if record.get("prompt_syntax") == "weighted" and isinstance(record.get("prompt"), str):
+            settings["prompt"], missing = self.without_missing(record["prompt"], card)
+            lines += [f"not restored: <lora:{name}>, as no LoRA here has this name" for name in missing]
+        return settings, lines
+
+
+def _tagged(tag: Tag, chosen: Sequence[str], offered: Mapping[str, Path], card: ModelCard) -> str:
+    """Return the LoRA that a prompt names: a chosen one, or else one that is on offer. Raises InputError."""
+    for names in (chosen, list(offered)):
+        same = [name for name in names if lora_name(name) == tag.name]
+        if len(same) == 1:
+            return same[0]
+    if same:
+        raise InputError(f"prompt: <lora:{tag.name}>: {' and '.join(same)} have this name; choose one of them")
+    known = [lora_name(name) for name in offered][:MAX_LORAS]
+    hint = did_you_mean(tag.name, known) or (f"such as {', '.join(known)}" if known else "the server offers none")
+    raise InputError(f"prompt: <lora:{tag.name}>: {card.name} has no LoRA of this name here; {hint}")
 
 
 def _paths(request: Request) -> list[Path]:

@@ -112,10 +112,13 @@ class Catalogue:
         }
         return tuple(str(FileOption(str(path), name)) for name, (path, _) in offered.items() if name in used)
 
-    def default_sampling(self, card: ModelCard, scheduler: str | None = None) -> Sampling:
-        """Return the default options of `card` with `scheduler`, or with the model's own scheduler."""
+    def default_sampling(self, card: ModelCard, scheduler: str | None = None, *, masked: bool = False) -> Sampling:
+        """Return the default options of `card` with `scheduler`, or with the model's own scheduler.
+
+        masked: for a start picture with a mask.
+        """
         asked = SamplingOptions(scheduler=scheduler)
-        return complete_sampling(asked, ModelFacts.of(card), self.defaults, labelled=bool(card.labels))
+        return complete_sampling(asked, ModelFacts.of(card), self.defaults, labelled=bool(card.labels), masked=masked)
 
     def with_names(self, request: Request) -> Request:
         """Return a request of the page with its files by their names, as its PNG stores them."""

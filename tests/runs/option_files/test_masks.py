@@ -84,6 +84,26 @@ def test_from_finds_the_mask_by_its_hash(here, sample, capsys, pixels):
     assert pixels("other-drawn.png") != pixels("first.png")
 
 
+def test_another_start_picture_drops_the_mask_and_says_so(here, sample, capsys, pixels):
+    assert sample(*PAINT, "--mask-blur", "2", "-o", "first.png") == 0
+    shutil.copy("start.png", "same.png")
+    again = ("--from", "first.png", *STEPS, "--init-image")
+    line = "first.png has the mask 'mask.png' for its own start picture; it is left out, unless --mask gives it"
+    capsys.readouterr()
+    assert sample(*again, "same.png", "-o", "whole.png", own=()) == 0
+    assert line in capsys.readouterr().err
+    record = png.read_settings("whole.png")
+    assert not [name for name in record if name.startswith("mask")] and record["strength"] == 0.8
+    assert sample("--init-image", "same.png", *STEPS, "-o", "alone.png") == 0
+    assert pixels("whole.png") == pixels("alone.png")
+    for flags in ("start.png",), ("same.png", "--mask", "mask.png"):
+        capsys.readouterr()
+        assert sample(*again, *flags, "-o", f"{len(flags)}.png", own=()) == 0
+        assert "left out" not in capsys.readouterr().err
+        assert png.read_settings(f"{len(flags)}.png")["mask_blur"] == 2
+    assert pixels("1.png") == pixels("first.png") == pixels("3.png")
+
+
 def test_embedded_files_need_no_others(here, sample, capsys):
     files = {name: (here / name).read_bytes() for name in ("start.png", "mask.png")}
     assert sample(*PAINT, "--embed-inputs", "-o", "first.png") == 0

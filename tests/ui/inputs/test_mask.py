@@ -128,6 +128,11 @@ def test_the_editor_opens_over_the_start_picture(page, picture, apple):
     assert "0.6" in said
     said = page.press("Starting.paint", on | {"Paint a mask": False, "Strength": 1.0})
     assert "<canvas" not in said and "0.8" in said
+    sdxl = on | {"Model": "./text/sdxl", "Guidance": 5.0}
+    assert "7.5" in page.press("Starting.paint", sdxl)
+    assert "7.5" not in page.press("Starting.paint", sdxl | {"Guidance": 6.0})
+    back = {"Paint a mask": False, "Strength": 0.9999, "Guidance": 7.5}
+    assert "5.0" in page.press("Starting.paint", sdxl | back)
     said = page.press("Starting.paint", on | {"Start picture": None})
     assert "Start picture: drop a PNG" in said
 

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from PIL import Image
 
 from fastdiff import cli
 from fastdiff.errors import InputError, NonFiniteWeightsError
@@ -90,7 +91,7 @@ def test_loras_that_no_run_uses_leave_the_memory(picture, folders, models_dir, t
         picture(engine, lora=[f"{i}.safetensors"])
     pipe = engine.pipeline(engine.catalogue.card("./text/sd1"), None)
     assert len(_loaded(pipe)) == KEPT + 1
-    assert any(f"{KEPT + 2}.safetensors" in name for name in _loaded(pipe))
+    assert _loaded(pipe)[-1] == f"{KEPT + 2}"
 
 
 def test_a_file_that_changed_is_read_again(picture, folders, models_dir, tmp_path):
@@ -138,3 +139,47 @@ def test_runs_that_take_turns_do_not_share_loras_or_embeddings(equipped, picture
 def test_a_picture_gives_its_loras_back_to_the_form(equipped, picture):
     record, lines = with_files_here(png.read_settings(picture(lora=BOTH)), "p.png", equipped.catalogue)
     assert UncheckedRequest.from_record(record).lora == BOTH and not lines
+
+
+def test_a_tag_names_a_lora_on_offer_and_the_file_is_the_commands(picture, models_dir, folders, tmp_path, monkeypatch):
+    prompt, weighted = "a cat <lora:detail:0.5>", {"prompt_syntax": "weighted"}
+    mine = picture(prompt=prompt, lora=BOTH[:1], **weighted)
+    assert png.read_settings(mine)["lora"] == [BOTH[0], "deep/detail.safetensors:0"]
+    flags = ["--lora", BOTH[0], "--lora", "deep/detail.safetensors:0", "--prompt-syntax", "weighted"]
+    theirs = commands(models_dir, folders, tmp_path, monkeypatch, "--prompt", prompt, *flags)
+    assert mine.read_bytes() == theirs.read_bytes()
+    other = picture(prompt="a cat <lora:detail:-1><lora:style:0.2>", lora=BOTH[:1], **weighted)
+    same = picture(prompt="a cat", lora=["style.safetensors:0.2", "deep/detail.safetensors:-1"], **weighted)
+    pixels = [Image.open(path).tobytes() for path in (mine, other, same)]
+    assert pixels[1] == pixels[2] != pixels[0]
+
+
+def test_a_tag_without_a_lora_here(equipped, picture):
+    for prompt, message in (
+        ("<lora:styl:1>", r"<lora:styl>: \./text/sd1 has no LoRA of this name here; did you mean style\?"),
+        ("<lora:zebra:1>", "<lora:zebra>: ./text/sd1 has no LoRA of this name here; such as .*detail"),
+        ("<lora:style:x>", "<lora:style>: its weight 'x' is not a number"),
+    ):
+        with pytest.raises(InputError, match=message):
+            picture(prompt=prompt, prompt_syntax="weighted")
+    with pytest.raises(InputError, match="lora: the page draws with LoRAs in full weights alone"):
+        picture(prompt="<lora:style:1>", prompt_syntax="weighted", precision="int8")
+    record = png.read_settings(picture(prompt="a <lora:style:1>", prompt_syntax="weighted"))
+    again, lines = with_files_here(record, "p.png", equipped.catalogue)
+    assert (again["prompt"], again["lora"], lines) == ("a <lora:style:1>", ["style.safetensors:0"], [])
+    record["prompt"] = "a <lora:gone:1><lora:style:1>"
+    again, lines = with_files_here(record, "p.png", equipped.catalogue)
+    assert again["prompt"] == "a <lora:style:1>"
+    assert lines == ["not restored: <lora:gone>, as no LoRA here has this name"]
+
+
+def test_two_loras_of_one_name(picture, folders, models_dir, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        shutil.copy(folders[0] / "style.safetensors", tmp_path / "mine" / name)
+    engine = Engine(models_dir, device="cpu", files=OptionFiles(tmp_path / "mine"))
+    weighted = {"prompt": "a <lora:style:1>", "prompt_syntax": "weighted"}
+    with pytest.raises(InputError, match=r"a/style\.safetensors and b/style\.safetensors have this name; choose one"):
+        picture(engine, **weighted)
+    drawn = picture(engine, lora=["b/style.safetensors:0.5"], **weighted)
+    assert png.read_settings(drawn)["lora"] == ["b/style.safetensors:0.5"]

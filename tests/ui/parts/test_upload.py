@@ -294,6 +294,14 @@ SETTINGS = "Steps: 7, Sampler: {}, CFG scale: 2.5, Seed: 99, Size: {}, Denoising
             "not supported by emoji64: Width, Scheduler, Denoising strength<",
             id="a label, an unknown sampler and an odd size",
         ),
+        pytest.param(
+            f"the (cat:1.2) <lora:ink:0.8>\n{SETTINGS.format('Euler a', '64x72')}, Hires upscale: 1.5, "
+            "Hires upscaler: 4x-UltraSharp",
+            "Prompt, Steps, Guidance, Seed, Width, Height, Upscale, Upscale strength, Upscale mode, Prompt syntax, "
+            "Scheduler; chose ./text/sd1, because emoji64 reads no prompts; not supported by ./text/sd1: "
+            "Hires upscaler, Hires steps; not here: the LoRA ink<",
+            id="hires fix and a LoRA",
+        ),
         pytest.param("a cat", "theirs.png holds no settings that fastdiff knows; drop the file that", id="no settings"),
     ],
 )
