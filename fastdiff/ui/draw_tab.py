@@ -253,7 +253,7 @@ class DrawTab:
             if card.name != before.name:
                 counts = {"num_images": asked.num_images, "batch_size": asked.batch_size, "seed": asked.seed}
                 asked = UncheckedRequest(model=card.name, prompt="", **counts)
-            values, missing = dict(foreign.values), []
+            values, missing = dict(foreign.values), list[str]()
             if values.get("prompt_syntax") == "weighted":
                 values["prompt"], missing = self.engine.catalogue.option_files.without_missing(values["prompt"], card)
             asked, taken = _fit(asked, card, values, self.prepare)
