@@ -122,13 +122,14 @@ class Engine:
             raise type(error)(told) from None
 
     def _controlnet(self, request: Request, dtype: torch.dtype) -> ControlNetModel:
-        (folder,), (files,) = request.control, weights_of_controlnets(request)
+        (place,), (files,) = request.control, weights_of_controlnets(request)
         key = tuple(map(state_of, files)), dtype
         with self._lock:
             if key not in self._nets:
                 while len(self._nets) >= MAX_LOADED:
                     self._nets.popitem(last=False)
-                self._nets[key] = ControlNetModel.from_pretrained(folder, device=self.device, dtype=dtype)
+                load = ControlNetModel.from_single_file if Path(place).is_file() else ControlNetModel.from_pretrained
+                self._nets[key] = load(place, device=self.device, dtype=dtype)
             self._nets.move_to_end(key)
             return self._nets[key]
 

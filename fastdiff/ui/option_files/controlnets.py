@@ -1,6 +1,6 @@
-"""The ControlNets that the page offers: those of the catalogue that fit a model. Only their configs are read.
+"""The ControlNets that the page offers: those of the catalogue that fit a model. Only configs and headers are read.
 
-A user gives names alone. A name that is not in the list opens no folder.
+A user gives names alone. A name that is not in the list opens no folder and no file.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,8 +14,11 @@ from fastdiff.checkpoints.configs.controlnet import ControlNetConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.model_hash import state_of
 from fastdiff.checkpoints.registry import CONTROLNET
+from fastdiff.checkpoints.single_files.controlnets import control_file, control_place
 from fastdiff.checkpoints.single_files.listing import last_part
+from fastdiff.checkpoints.single_files.reading import checked_header
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.requests.request import Request
 from fastdiff.ui.option_files.offered import find_offered
@@ -31,33 +34,60 @@ class ControlNets:
     """The ControlNets on offer, by name."""
 
     def __init__(self, find: Callable[[], Mapping[str, Path]], *, allow_hub: bool = False) -> None:
-        """find: returns their folders. allow_hub: whether a user may also give the hub id of a ControlNet."""
+        """find: returns folders, and files that may be ControlNets. allow_hub: whether a user may give a hub id too."""
         self.allow_hub = allow_hub
         self._find = find
-        self._names: dict[str, str] = {}  # of the folders that requests have chosen
+        self._names: dict[str, str] = {}  # of the places that requests have chosen
+        self._configs: dict[object, ControlNetConfig | str] = {}  # or what is wrong, by the state of the files
 
     def offered(self, card: ModelCard) -> dict[str, Path]:
-        """Return the folders of those that fit a model, by name."""
+        """Return the folders and files of those that fit a model, by name."""
         if not (card.reads_text and isinstance(card.config, UNet2DConditionConfig)):
             return {}
-        return {name: folder for name, folder in self._find().items() if _misfit(folder, card) is None}
+        return {name: place for name, place in self._find().items() if self._misfit(place, card) is None}
+
+    def names(self) -> set[str]:
+        """Return the names of all ControlNets, also of those that fit no model."""
+        return {name for name, place in self._find().items() if not isinstance(self._config(place), str)}
+
+    def _config(self, place: Path) -> ControlNetConfig | str:
+        """Return the config of a ControlNet, or what is wrong with it. A header is read again only when it changes."""
+        try:
+            key = state_of(place if place.is_file() else place / "config.json")
+            if key not in self._configs:
+                self._configs[key] = _read_config(place)
+            return self._configs[key]
+        except Exception as error:  # one broken ControlNet must not hide the others
+            return in_one_line(error)
+
+    def _misfit(self, place: Path, card: ModelCard) -> str | None:
+        """Return why a ControlNet does not fit a model, or None if it does."""
+        config = self._config(place)
+        if isinstance(config, str):
+            return config
+        assert isinstance(card.config, UNet2DConditionConfig)  # guaranteed by the callers
+        try:
+            config.check_fit(card.config, card.scale)
+        except InputError as error:
+            return str(error)
+        return None
 
     def chosen(self, name: str, card: ModelCard) -> Path:
-        """Return the folder of a ControlNet. One of the hub is downloaded if the hub is allowed.
+        """Return the folder or the file of a ControlNet. One of the hub is downloaded if the hub is allowed.
 
         Raises InputError for a name that is not on offer for the model.
         """
         offered = self.offered(card)
-        folder = offered.get(name)
-        if folder is None and self.allow_hub and hub.is_hub_id(name):
-            folder = hub.resolve_part(name, CONTROLNET)
-            if misfit := _misfit(folder, card):
+        place = offered.get(name)
+        if place is None and self.allow_hub and hub.is_hub_id(name) and card.reads_text:
+            place = hub.resolve_part(name, CONTROLNET)
+            if misfit := self._misfit(place, card):
                 raise InputError(f"control: {shown(name)} does not fit {card.name}: {misfit}")
-        if folder is None:
+        if place is None:
             some = f"one of {', '.join([*offered][:MOST_NAMES])}" if offered else "none: there is none for this model"
             raise InputError(f"control: {shown(name)} is not on offer for {card.name}; choose {some}")
-        self._names[str(folder)] = name
-        return folder
+        self._names[str(place)] = name
+        return place
 
     def with_names(self, request: Request) -> Request:
         """Return a request of the page with its ControlNets by their names, as its PNG stores them."""
@@ -85,7 +115,7 @@ class ControlNets:
         lines = [_one_alone(others)] if others else []
         if record.get("control") is None:
             return dict(record), lines
-        files = {name: _weights(folder) for name, folder in self.offered(card).items()}
+        files = {name: _weights(place) for name, place in self.offered(card).items()}
         name, line = find_offered("ControlNet", record["control"], record.get("control_hash"), files, source)
         if name is None and self.allow_hub and hub.is_hub_id(record["control"]):
             name, line = record["control"], None
@@ -114,22 +144,21 @@ def _one_alone(others: list[str]) -> str:
     return f"not restored: {' and '.join(others)}, because the page draws with one ControlNet"
 
 
-def _misfit(folder: Path, card: ModelCard) -> str | None:
-    """Return why a ControlNet does not fit a model, or None if it does."""
-    place = folder / "config.json"
+def _read_config(place: Path) -> ControlNetConfig | str:
+    """Return the config of a ControlNet, or why the folder or the file has none."""
     try:
-        config = ControlNetConfig.from_mapping(read_json(place), place.name)
-        assert isinstance(card.config, UNet2DConditionConfig)  # guaranteed by the callers
-        config.check_fit(card.config, card.scale)
-    except Exception as error:  # one broken ControlNet must not hide the others
-        return in_one_line(error)
-    return None
+        if not place.is_file():
+            return ControlNetConfig.from_mapping(read_json(place / "config.json"), place.name)
+        at = control_place(control_file(place, checked_header(place)))
+        return ControlNetConfig.from_mapping({**read_json(at.folder / "config.json"), **at.options}, place.name)
+    except InputError as error:
+        return str(error)
 
 
-def _weights(folder: Path) -> Path:
+def _weights(place: Path) -> Path:
     """Return the file of weights, whose hash a PNG holds. Several have the folder instead, which has no hash."""
     try:
-        files = weight_files.find(folder, None)
+        files = [] if place.is_file() else weight_files.find(place, None)
     except InputError:
-        return folder
-    return files[0].path if len(files) == 1 else folder
+        return place
+    return files[0].path if len(files) == 1 else place

@@ -23,7 +23,7 @@ from fastdiff.text.tokenizer import CLIPTokenizer
 from fastdiff.ui.option_files.controlnets import ControlNets
 from fastdiff.ui.option_files.offered import OptionFiles
 
-_CONTROLNET = registry.CONTROLNET.class_name
+_CONTROLNET, _SAVED = registry.CONTROLNET.class_name, "diffusion_pytorch_model."
 
 
 class Catalogue:
@@ -48,7 +48,7 @@ class Catalogue:
         self.defaults = defaults
         self.styles = styles or Styles()
         self.option_files = files or OptionFiles()
-        self.controlnets = ControlNets(self._control_folders, allow_hub=allow_hub)
+        self.controlnets = ControlNets(self._control_places, allow_hub=allow_hub)
         self._tokenizers: dict[Path, tuple[CLIPTokenizer, ...]] = {}
         self._files = _FileCards()
         self._lock = threading.Lock()
@@ -65,7 +65,8 @@ class Catalogue:
     def left_out(self) -> dict[str, str]:
         """Return why each unusable model is left out, by name."""
         _, left_out = self._read_all()
-        return left_out
+        controlnets = self.controlnets.names()
+        return {name: reason for name, reason in left_out.items() if name not in controlnets}
 
     def card(self, name: str) -> ModelCard:
         """Return the card of model `name`. A hub model is downloaded if the hub is allowed.
@@ -128,8 +129,8 @@ class Catalogue:
         """Return the settings of a picture, with its files by name."""
         return self.option_files.record_with_names(self.controlnets.record_with_names(record))
 
-    def _control_folders(self) -> dict[str, Path]:
-        """Return the folders of the ControlNets on offer, by name."""
+    def _control_places(self) -> dict[str, Path]:
+        """Return the folders of ControlNets, and the files that may be ControlNets, by name."""
         local = {} if self.folder is None else _controlnets_below(self.folder)
         return hub.bundled_controlnets() | local
 
@@ -227,16 +228,22 @@ def _places_below(root: Path) -> tuple[dict[str, Path], dict[str, str]]:
 
 
 def _controlnets_below(root: Path) -> dict[str, Path]:
-    """Return the folders of ControlNets below `root`, by name, except those that must not be read."""
-    folders = dict.fromkeys(place.parent for place in find_models(root) if _is_of_controlnet(place))
-    return {f"./{each.relative_to(root).as_posix()}": each for each in folders if _refusal(each, root) is None}
+    """Return the folders of ControlNets and all single files below `root`, by name, except what must not be read."""
+    files = [place for place in find_models(root) if is_single_file(place)]
+    places = dict.fromkeys(place.parent if _is_of_controlnet(place) else place for place in files)
+    return {f"./{each.relative_to(root).as_posix()}": each for each in places if _refusal(each, root) is None}
 
 
 def _is_of_controlnet(place: Path) -> bool:
-    """Return whether a file of weights is in the folder of a ControlNet."""
-    config = place.parent / "config.json"
+    """Return whether a file has the weights of a ControlNet's folder, as diffusers saves it."""
+    config, is_saved = place.parent / "config.json", place.name.startswith(_SAVED)
     try:
-        return is_single_file(place) and config.is_file() and read_json(config).get("_class_name") == _CONTROLNET
+        return (
+            is_saved
+            and is_single_file(place)
+            and config.is_file()
+            and read_json(config).get("_class_name") == _CONTROLNET
+        )
     except (InputError, OSError):
         return False
 

@@ -31,13 +31,15 @@ def png_file(size: tuple[int, int] = (64, 48), seed: int = 0) -> bytes:
 
 @pytest.fixture(scope="session")
 def controlled_dir(tmp_path_factory, text_folder) -> Path:
-    """A folder of text models and ControlNets: `edges` and `depth` fit ./text/sd1, `wide` fits none."""
+    """A folder of text models and ControlNets: `edges`, `depth` and a file fit ./text/sd1, `wide` fits none."""
     root = tmp_path_factory.mktemp("controlled")
     for kind in ("sd1", "sdxl"):
         shutil.copytree(text_folder(kind), root / "text" / kind)
     for seed, name in enumerate(("edges", "depth")):
         tiny_controlnet("sd1", seed=seed).save_pretrained(root / "nets" / name)
     tiny_controlnet("sd1", cross_attention_dim=48).save_pretrained(root / "nets" / "wide")
+    tiny_controlnet("sd1", seed=2).save_pretrained(root / "single")
+    (root / "single" / "diffusion_pytorch_model.safetensors").rename(root / "single" / "lines.safetensors")
     return root
 
 

@@ -18,6 +18,7 @@ from fastdiff.requests import png
 from fastdiff.ui.drawing import Drawn, draw, prepare, write_grid
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.inputs.axes import Axes, Axis
+from fastdiff.ui.option_files import controlnets
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
@@ -28,7 +29,7 @@ from tests.ui.inputs.conftest import ASKED, LIMITS, png_file
 from tests.ui.inputs.test_mask import mask_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-NET, TAB, EVENTS = "./nets/edges", "DrawTab.", "Starting."
+NET, FILE, TAB, EVENTS = "./nets/edges", "./single/lines.safetensors", "DrawTab.", "Starting."
 CANNY = {"control": NET, "control_preprocessor": "canny", "canny_low": 300, "canny_high": 900}
 FLAGS = ("--control", NET, "--control-image", "edges.png", "--embed-inputs")
 
@@ -68,9 +69,9 @@ def opened(data: bytes) -> Image.Image:
 
 def test_those_that_fit_the_model_are_on_offer(catalogue, form):
     sd1, sdxl, labels = map(catalogue.card, ("./text/sd1", "./text/sdxl", "emoji64"))
-    assert [*catalogue.controlnets.offered(sd1)] == ["./nets/depth", NET]
+    assert [*catalogue.controlnets.offered(sd1)] == ["./nets/depth", NET, FILE]
     assert not catalogue.controlnets.offered(sdxl) and not catalogue.controlnets.offered(labels)
-    assert not [name for name in catalogue.left_out() if "nets" in name]
+    assert not [name for name in catalogue.left_out() if "nets" in name or name == FILE]
     data = {field: field.value for field in form.components} | {form.control.fields.control: NET}
     assert form.control.box.visible and not form.control.fit(catalogue, sdxl, data)[form.control.box]["visible"]
     assert form.control.fit(catalogue, sdxl, data)[form.control.fields.control]["value"] == ""
@@ -104,6 +105,21 @@ def test_a_picture_as_it_is_beside_a_start_and_a_mask_draws_the_commands_bytes(p
     flags = ["--init-image", "apple.png", "--strength", "0.8", "--mask", "mouth.png"]
     assert mine.path.read_bytes() == command(*FLAGS, *flags, files=files).read_bytes()
     assert mine.record["control_scale"] == [0.5], "the default with a mask"
+
+
+def test_a_single_file_draws_the_commands_bytes(picture, command, upload_folder):
+    mine = picture(control=FILE, control_image=upload(png_file(seed=3), "edges.png"), control_scale=0.9)
+    flags = ("--control", FILE, "--control-image", "edges.png", "--control-scale", "0.9", "--embed-inputs")
+    assert mine.path.read_bytes() == command(*flags, files={"edges.png": png_file(seed=3)}).read_bytes()
+
+
+def test_headers_are_read_once(models_dir, monkeypatch):
+    catalogue = Catalogue(models_dir)
+    card, read = catalogue.card("./text/sd1"), controlnets.checked_header
+    paths = []
+    monkeypatch.setattr(controlnets, "checked_header", lambda path: paths.append(path) or read(path))
+    assert catalogue.controlnets.offered(card) == catalogue.controlnets.offered(card)
+    assert len(paths) == 1
 
 
 def test_edges_have_the_size_of_the_run(picture, upload_folder):
