@@ -236,14 +236,11 @@ def _controlnets_below(root: Path) -> dict[str, Path]:
 
 def _is_of_controlnet(place: Path) -> bool:
     """Return whether a file has the weights of a ControlNet's folder, as diffusers saves it."""
-    config, is_saved = place.parent / "config.json", place.name.startswith(_SAVED)
+    config = place.parent / "config.json"
+    if not (place.name.startswith(_SAVED) and is_single_file(place) and config.is_file()):
+        return False
     try:
-        return (
-            is_saved
-            and is_single_file(place)
-            and config.is_file()
-            and read_json(config).get("_class_name") == _CONTROLNET
-        )
+        return read_json(config).get("_class_name") == _CONTROLNET
     except (InputError, OSError):
         return False
 

@@ -33,7 +33,7 @@ input[role="combobox"] { margin-right: 20px; text-overflow: ellipsis }  /* keep 
                    background: var(--block-background-fill); color: var(--body-text-color); line-height: 1.3 }
 .examples button:hover { border-color: var(--primary-500) }
 .examples img { width: 100%; image-rendering: pixelated }
-#control-preview:not(:has(figure, .problem)) { display: none }
+#control-preview:not(:has(figure)):not(:has(.problem)) { display: none }
 #control-preview figure { margin: 0; text-align: center }
 #control-preview img { display: block; width: min(100%, 240px); margin: 0 auto; image-rendering: pixelated }
 #control-preview figcaption { font-size: var(--text-sm); color: var(--body-text-color-subdued) }
