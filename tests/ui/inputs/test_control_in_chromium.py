@@ -74,7 +74,7 @@ def test_a_picture_is_followed_and_comes_back(open_control, open_page, size, tmp
     assert preview(page).get_attribute("src") != before
     names = [name.splitlines()[0].strip("▼◀ ") for name in walk(page, "Draw")]
     assert are_in_order(
-        names, "Start picture", "ControlNet", "number input for Low threshold", "Guess mode", "More settings"
+        names, "Start picture", "Canny edges", "number input for Low threshold", "Guess mode", "More settings"
     )
     screenshot(page, f"control-{size['width']}", tmp_path, full_page=True)
     assert page.evaluate(HAS_NO_SIDE_SCROLL)
@@ -108,7 +108,7 @@ def test_without_its_picture_there_is_no_controlnet(open_control):
     expect(preview(page)).to_have_count(0)
     page.get_by_role("radio", name="Canny edges").check()
     preview(page).wait_for()
-    page.locator("#control-picture").get_by_role("button", name="Clear").click()
+    page.locator("#control-picture").get_by_role("button", name="Remove Image").click()
     expect(combobox(page, "ControlNet")).to_have_value("None")
     expect(preview(page)).to_have_count(0)
     pick(page, "ControlNet", NET)
@@ -123,7 +123,7 @@ def test_axe_finds_nothing_serious(open_control):
 
 def test_a_bad_picture_is_one_message(open_control):
     page = open_control()
-    page.locator("#control-picture").get_by_role("button", name="Clear").click()
+    page.locator("#control-picture").get_by_role("button", name="Remove Image").click()
     drop(page, b"no picture", "bad.png", onto=FIELD)
     wait_for_status(page, "Control picture 'bad.png' is not a picture that PIL reads")
     expect(page.locator("#control-picture img")).to_have_count(0)
