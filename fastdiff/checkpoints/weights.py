@@ -7,6 +7,7 @@ A state dict has diffusers' names until `fuse`. Parameters of our models differ 
 - A parameter has another form than diffusers' parameter of the same name. A model's `conversions` say how to make it.
 """
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from fastdiff.kernels.host.weights import k_first
 QKV = ("to_q", "to_k", "to_v")
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 MOST_PINNED = 2**25  # bytes of a tensor that reaches a GPU through pinned memory, which the host holds meanwhile
+_OF_IP_ADAPTERS = re.compile(r"\.processor\.to_[kv]_ip\.|^encoder_hid_proj\.image_projection_layers\.")
 IGNORED = "position_ids"  # a buffer in old checkpoints, which transformers ignores too
 
 
@@ -59,6 +61,14 @@ def load_state_dict(
             )
         state |= tensors
     return state
+
+
+def without_ip_adapters(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a model without IP-Adapters that were loaded when diffusers saved it.
+
+    diffusers leaves them out too when it loads the file.
+    """
+    return {key: tensor for key, tensor in state.items() if not _OF_IP_ADAPTERS.search(key)}
 
 
 def load_weights(

@@ -388,7 +388,7 @@ def _read(config: ModelConfig, folder: Path, load: Load, inside: weight_files.In
     if inside is not None:
         return read_part(inside, config)
     state = weights.load_state_dict(folder, load.variant, config.LIBRARY, load.extensions)
-    return weight_files.own_keys(state, config)
+    return weight_files.own_keys(weights.without_ip_adapters(state), config)
 
 
 def _prepare_kernels(device: torch.device) -> None:

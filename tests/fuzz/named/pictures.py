@@ -165,9 +165,11 @@ def _prompted(draw: st.DrawFn) -> tuple[tuple[Any, ...], list[tuple[str, str]]]:
     form = draw(st.sampled_from(pictures)) if hostile == "picture" else "RGB"
     file = draw(st.sampled_from(files)) if hostile == "file" else draw(st.sampled_from([*ip_adapters.SOUND]))
     encoder = draw(st.sampled_from(encoders)) if hostile == "encoder" else "sound"
-    height, width = draw(st.tuples(st.sampled_from(SIDES[:3]), st.sampled_from(SIDES)))
+    height, width = draw(
+        st.tuples(st.sampled_from(SIDES[:3]), st.sampled_from(SIDES[: 5 if hostile == "picture" else 4]))
+    )
     edits = [("ip_adapter", file, draw(st.integers(0, 1000).map(str)))]
-    edits += draw(st.sampled_from([[]] + [[("image_encoder", encoder)]] * 5))
+    edits += draw(st.sampled_from([*[[("image_encoder", encoder)]] * 5, []]))
     more = [
         *[[]] * 6,
         [("--ip-adapter-scale", "-1")],

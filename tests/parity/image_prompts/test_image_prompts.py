@@ -3,10 +3,11 @@
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import fastdiff
 from tests.parity.control.pipelines import controlled
-from tests.parity.image_prompts.adapters import SIZE, ip_adapter, nested, picture, with_encoder
+from tests.parity.image_prompts.adapters import SIZE, ip_adapter, nested, picture, save_ip_adapter, with_encoder
 from tests.parity.image_starts import pictures as starts
 from tests.support.text_parity import assert_both_draw_the_same, assert_same, draw
 from tests.support.text_pipelines import text_pipeline
@@ -174,3 +175,19 @@ def test_the_picture_counts(both):
     first, other = (draw(ours, ip_adapter_image=image) for image in (picture(), Image.new("RGB", (40, 40), "red")))
     with pytest.raises(AssertionError):
         assert_same(first, other)
+
+
+def test_a_folder_saved_with_an_ip_adapter_is_the_plain_model(text_folder, tmp_path):
+    """diffusers saves the image encoder and the IP-Adapter's weights, and leaves these out when it loads the folder."""
+    theirs = with_encoder(text_pipeline("sd1"))
+    save_ip_adapter(tmp_path, ip_adapter(theirs.unet))
+    theirs.load_ip_adapter(str(tmp_path), subfolder="", weight_name="ip-adapter.safetensors")
+    theirs.save_pretrained(tmp_path / "saved")
+    keys = load_file(tmp_path / "saved/unet/diffusion_pytorch_model.safetensors").keys()
+    assert any("to_k_ip" in key for key in keys) and (tmp_path / "saved/image_encoder").is_dir()
+    options = {"num_inference_steps": 1, "seed": 3, "output_type": "pt"}
+    found, plain = (
+        fastdiff.Pipeline.from_pretrained(folder, device="cpu")("a cat", **options).images
+        for folder in (tmp_path / "saved", text_folder("sd1"))
+    )
+    assert torch.equal(found, plain)
