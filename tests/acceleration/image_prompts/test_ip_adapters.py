@@ -235,10 +235,10 @@ class TestOncePerLoop:
             alone, together = read(slice(i, i + 1)), read(slice(0, 3))
             assert all(torch.equal(one, each[i : i + 1]) for one, each in zip(alone, together, strict=True))
 
-    def loop(self, pair, change=lambda unet, embeds: None):
+    def loop(self, pair, change=lambda unet, embeds: None, both=None):
         """Run a loop with two prompts at each step, and make a change after each step."""
         sample, texts = torch.randn(1, 4, 8, 8), [torch.randn(1, 5, 32) for _ in range(2)]
-        both = [torch.randn(1, 1, 24) for _ in texts]
+        both = both or [torch.randn(1, 1, 24) for _ in texts]
         found = []
         with torch.no_grad():
             for t in TIMESTEPS:
@@ -269,9 +269,9 @@ class TestOncePerLoop:
         self.loop(Prompted("sd1", "plain"), lambda unet, embeds: [each.mul_(-1.5) for each in embeds])
 
     def test_another_write_counts_when_the_loop_starts_again(self):
-        pair = Prompted("sd1", "plain")
+        pair, both = Prompted("sd1", "plain"), [torch.randn(1, 1, 24) for _ in range(2)]
         for _time in range(2):
-            self.loop(pair)
+            self.loop(pair, both=both)
             for pipe in (pair.plain, pair.fast):
                 pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn2.processor.to_k_ip[0].weight.data.mul_(-3)
 
