@@ -37,9 +37,9 @@ def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION)
 
     So do LoRAs that diffusers loads with peft, before or after `accelerate`: `load_lora_weights` with or without
     `hotswap`, `set_adapters`, `disable_lora`, `delete_adapters`, `fuse_lora`, `unload_lora_weights` and
-    `cross_attention_kwargs={"scale": ...}`. fastdiff merges the adapters (LoRA, DoRA, LoHa, LoKr) into its own weights:
-    it adds them in float32 and rounds the sum once. The parameters of the diffusers model keep the plain values, and a
-    layer with an adapter has its weight twice in memory.
+    `cross_attention_kwargs={"scale": ...}`, or `joint_attention_kwargs` with Z-Image. fastdiff merges the adapters
+    (LoRA, DoRA, LoHa, LoKr) into its own weights: it adds them in float32 and rounds the sum once. The parameters of
+    the diffusers model keep the plain values, and a layer with an adapter has its weight twice in memory.
 
     So do plain, plus and full IP-Adapters, several at once: `load_ip_adapter`, `set_ip_adapter_scale` and
     `unload_ip_adapter`, before or after `accelerate`. Their layers stay diffusers', and run once for a loop.
@@ -55,10 +55,11 @@ def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION)
     For inference only: a sample that requires grad is an error.
 
     Args:
-        model_or_pipeline: a UNet2DModel, UNet2DConditionModel, UNet1DModel, DiTTransformer2DModel, AutoencoderKL,
-            ControlNetModel or MultiControlNetModel, or a pipeline with a denoiser of these, such as
-            StableDiffusionPipeline, StableDiffusionXLPipeline, an image-to-image pipeline, a ControlNet pipeline or a
-            T2I-Adapter pipeline. VAEs and ControlNets of other classes, and T2I-Adapters, still run on diffusers.
+        model_or_pipeline: a UNet2DModel, UNet2DConditionModel, UNet1DModel, DiTTransformer2DModel,
+            ZImageTransformer2DModel, AutoencoderKL, ControlNetModel or MultiControlNetModel, or a pipeline with a
+            denoiser of these, such as StableDiffusionPipeline, StableDiffusionXLPipeline, ZImagePipeline, an
+            image-to-image pipeline, a ControlNet pipeline or a T2I-Adapter pipeline. VAEs and ControlNets of other
+            classes, and T2I-Adapters, still run on diffusers.
         precision: `"int8"` stores the weights of the model, or of the pipeline's denoiser and ControlNets, in 8 bits.
             `"fp8"` also multiplies in 8 bits, and needs a GPU of sm_89 or later. With either, the diffusers parameters
             lose their memory: they cannot be saved, changed or moved until `restore`, which returns the 8-bit values.

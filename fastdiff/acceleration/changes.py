@@ -17,7 +17,10 @@ from fastdiff.kinds import Precision
 from fastdiff.requests.defaults import PRECISION
 
 # Plain attention, as the config says
-PLAIN_PROCESSORS = {"AttnProcessor", "AttnProcessor2_0", "AttnAddedKVProcessor", "AttnAddedKVProcessor2_0"}
+PLAIN_PROCESSORS = {
+    *("AttnProcessor", "AttnProcessor2_0", "AttnAddedKVProcessor", "AttnAddedKVProcessor2_0"),
+    "ZSingleStreamAttnProcessor",
+}
 KNOWN_PROCESSORS = PLAIN_PROCESSORS | IP_PROCESSORS  # `check_ip_adapters` says which IP-Adapters are known
 LIBRARIES = {"torch", "diffusers"}  # layers of other libraries are refused
 

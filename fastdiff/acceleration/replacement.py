@@ -23,6 +23,7 @@ from fastdiff.models.unet2d_condition import UNet2DConditionModel
 from fastdiff.requests.defaults import PRECISION
 
 TILING = ("use_tiling", "tile_sample_min_size", "tile_latent_min_size", "tile_overlap_factor")
+ATTENTION_KWARGS = ("cross_attention_kwargs", "joint_attention_kwargs")  # the second is of Z-Image
 
 
 class Replacement:
@@ -289,17 +290,18 @@ def replacement_of(model: nn.Module) -> Replacement | None:
 
 
 def _lora_scale(kwargs: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-    """Return `scale` of the `cross_attention_kwargs` of a call, as diffusers' `apply_lora_scale`, and other arguments.
+    """Return `scale` of the attention kwargs of a call, as diffusers' `apply_lora_scale`, and other arguments.
 
     Raises InputError for a scale that is not a number.
     """
-    given = kwargs.get("cross_attention_kwargs")
-    if not isinstance(given, dict) or "scale" not in given:
-        return 1.0, kwargs
-    scale = as_float(given["scale"])
-    if scale is None:
-        raise InputError(f"cross_attention_kwargs: scale {shown(given['scale'])} is not a finite number")
-    return scale, kwargs | {"cross_attention_kwargs": {name: each for name, each in given.items() if name != "scale"}}
+    for name in ATTENTION_KWARGS:
+        given = kwargs.get(name)
+        if isinstance(given, dict) and "scale" in given:
+            scale = as_float(given["scale"])
+            if scale is None:
+                raise InputError(f"{name}: scale {shown(given['scale'])} is not a finite number")
+            return scale, kwargs | {name: {key: each for key, each in given.items() if key != "scale"}}
+    return 1.0, kwargs
 
 
 def _reset_scales(model: nn.Module) -> None:
