@@ -93,6 +93,21 @@ def test_a_picture_has_the_same_bits_alone_and_in_any_batch(model):
     assert len({tuple(each.flatten()[:3].tolist()) for each in alone}) == len(alone)
 
 
+def test_on_a_cpu_each_picture_is_computed_alone(monkeypatch):
+    """torch's products of a batch may give a picture other bits."""
+    sizes = []
+    for name in ("_step", "_refine"):
+        function = getattr(Model, name)
+
+        def counted(self, *arguments, function=function):
+            sizes.append(len(arguments[-1]))
+            return function(self, *arguments)
+
+        monkeypatch.setattr(Model, name, counted)
+    ZImageTransformer2DModel.from_config(TINY)(*inputs(((8, 12), 5), ((8, 12), 9)))
+    assert sizes == [1, 1, 1, 1]
+
+
 def test_the_conditioning_of_a_time_is_its_own(model):
     """A time's bits do not depend on the number of others or its place in a group: a table relies on it."""
     times = torch.linspace(0, 1, 40)
@@ -205,7 +220,9 @@ def test_bad_call(model, case):
 def test_the_largest_caption_and_picture(model):
     """Theirs, too, have as many positions as axes_lens says."""
     theirs = diffusers.ZImageTransformer2DModel(**TINY).eval()
-    for x, caption, fits in ((torch.zeros(4, 1, 32, 64), 64, True), (X, 94, True), (X, 97, False)):
+    frames, too_many = torch.zeros(4, 31, 4, 4), torch.zeros(4, 32, 4, 4)
+    largest = torch.zeros(4, 1, 32, 64)
+    for x, caption, fits in ((largest, 64, True), (X, 97, False), (frames, 96, True), (too_many, 96, False)):
         given = [x], T, [torch.zeros(caption, 8)]
         if fits:
             model(*given)
