@@ -6,12 +6,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fastdiff import Pipeline, cli
+from fastdiff import InputError, Pipeline, cli
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_hash import file_hash
+from fastdiff.pipelines import load_pipeline
 from fastdiff.requests import png
+from fastdiff.requests.request import Request
+from fastdiff.runs.drawing import find_model
 from tests.parity.image_prompts.adapters import image_encoder, ip_adapter, picture, save_ip_adapter
 from tests.support.text_pipelines import tiny_unet
+from tests.support.tiny import UNET, save_unet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -280,6 +284,12 @@ def test_an_encoder_without_weights(here, sample, capsys):
 def test_models_of_labels_have_none(here, sample, capsys):
     assert sample(*ONE, "--model", "emoji64", "-o", "first.png", own=()) == 2
     assert "ip-adapter: emoji64 has no text encoder; leave it out, or give a --label" in capsys.readouterr().err
+
+
+def test_a_pipeline_without_ip_adapters_refuses_them(tmp_path):
+    request = Request(model=str(save_unet(tmp_path / "tiny", **UNET)), ip_adapter=("none.bin",))
+    with pytest.raises(InputError, match=r"ip-adapter: .*tiny has no IP-Adapters; leave it out"):
+        load_pipeline(find_model(request), request, "cpu")
 
 
 def test_bulk_refuses_them_before_it_starts_workers(here, text_folder, capsys):
