@@ -364,7 +364,7 @@ def _fuse_loras(pipe: Any) -> None:
 
 def _load_ip_adapters(pipe: Any, request: Request) -> None:
     """Load the IP-Adapters of a request with their image encoder, and set their scales."""
-    if not hasattr(pipe, "load_ip_adapter"):
+    if not hasattr(pipe, "image_encoder"):  # other pipelines refuse `load_ip_adapter` by its name
         raise InputError(f"ip-adapter: {pipe.name} has no IP-Adapters; leave it out")
     folder = find_image_encoder(request.ip_adapter[0], request.image_encoder)
     where = {"dtype": pipe.denoiser.dtype, "device": pipe.denoiser.device}
