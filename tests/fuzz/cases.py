@@ -371,6 +371,7 @@ GROUPS: dict[str, st.SearchStrategy[Case]] = {
         for kind in (embeddings, loras, controls, ip_adapters)
     },
     "syntax": syntax.called().map(lambda drawn: Case(drawn[0], (), "library", "weighted", drawn[1])),
+    "tags": syntax.tagged().map(lambda drawn: Case("sd1", *drawn)),
     "pictures": pictures.loaded().map(lambda drawn: Case("sd1", *drawn)),
     **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},
 }

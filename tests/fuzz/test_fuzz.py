@@ -24,6 +24,7 @@ COUNTS = {
     "png": 150,
     "styles": 60,
     "syntax": 150,
+    "tags": 80,
     "history": 60,
     "files": 80,
     "embeddings": 120,
