@@ -168,7 +168,8 @@ def test_a_cached_model_without_permission_is_listed(cache, monkeypatch):
 def test_cached_controlnets(cache):
     """A repository is one, or has a folder for each. The ControlNets of pipelines are their pipelines'."""
     write_cache(cache, "org/model", "config.json", index=None)
-    write_cache(cache, "org/pipeline", "controlnet/config.json")
+    pipeline = write_cache(cache, "org/pipeline", "controlnet/config.json")
+    (pipeline / "controlnet/config.json").write_text(json.dumps({"_class_name": "ControlNetModel"}))
     for name, configs in (("one", ["config.json"]), ("several", ["canny/config.json", "depth/config.json"])):
         folder = write_cache(cache, f"org/{name}", *configs, index=None)
         for config in configs:
