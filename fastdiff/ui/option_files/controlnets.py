@@ -42,7 +42,7 @@ class ControlNets:
 
     def offered(self, card: ModelCard) -> dict[str, Path]:
         """Return the folders and files of those that fit a model, by name."""
-        if not (card.reads_text and isinstance(card.config, UNet2DConditionConfig)):
+        if not can_be_controlled(card):
             return {}
         return {name: place for name, place in self._find().items() if self._misfit(place, card) is None}
 
@@ -65,7 +65,7 @@ class ControlNets:
         config = self._config(place)
         if isinstance(config, str):
             return config
-        assert isinstance(card.config, UNet2DConditionConfig)  # guaranteed by the callers
+        assert isinstance(card.config, UNet2DConditionConfig)  # the callers ask `can_be_controlled`
         try:
             config.check_fit(card.config, card.scale)
         except InputError as error:
@@ -79,7 +79,7 @@ class ControlNets:
         """
         offered = self.offered(card)
         place = offered.get(name)
-        if place is None and self.allow_hub and hub.is_hub_id(name) and card.reads_text:
+        if place is None and self.allow_hub and hub.is_hub_id(name) and can_be_controlled(card):
             place = hub.resolve_part(name, CONTROLNET)
             if misfit := self._misfit(place, card):
                 raise InputError(f"control: {shown(name)} does not fit {card.name}: {misfit}")
@@ -121,6 +121,11 @@ class ControlNets:
             name, line = record["control"], None
         missing = dict.fromkeys(OF_CONTROL) if name is None else {"control": name}
         return {**record, **missing}, [*filter(None, [line]), *lines]
+
+
+def can_be_controlled(card: ModelCard) -> bool:
+    """Return whether a model is of a kind that ControlNets guide."""
+    return card.reads_text and isinstance(card.config, UNet2DConditionConfig)
 
 
 def one_control(request: Request, record: Mapping[str, Any]) -> dict[str, Any]:

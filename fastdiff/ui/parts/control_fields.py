@@ -13,6 +13,7 @@ from gradio.components import Component
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.edges import HIGH, LOW
 from fastdiff.errors import InputError
+from fastdiff.ui.option_files.controlnets import can_be_controlled
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.controls import Controls, Properties
 from fastdiff.ui.parts.messages import PROBLEMS
@@ -203,4 +204,4 @@ def _choices(catalogue: Catalogue, card: ModelCard) -> list[tuple[str, str]]:
 
 def _is_for(catalogue: Catalogue, card: ModelCard) -> bool:
     """Return whether a user can choose a ControlNet for a model."""
-    return card.reads_text and (catalogue.allow_hub or bool(catalogue.controlnets.offered(card)))
+    return can_be_controlled(card) and (catalogue.allow_hub or bool(catalogue.controlnets.offered(card)))
