@@ -217,6 +217,12 @@ TO_FP8 = {
     "ddpm256_b8-H256-C128": (8, 256, 256, 128),
     "ddpm256_b8-H16-C512": (8, 16, 16, 512),
 }
+# workload -> N, L, heads of queries, heads of keys, channels of a head, halves?
+ROTARIES = {
+    "z-image-1024": (1, 4160, 30, 30, 128, False),
+    "z-image-512": (1, 1088, 30, 30, 128, False),
+    "qwen3-L128": (1, 128, 32, 8, 128, True),
+}
 # workload -> N, L, C, residual added before?, scale and shift applied after?, RMSNorm?
 LAYER_NORMS = {
     "dit_b2-modulated": (2, 256, 1152, False, True, False),

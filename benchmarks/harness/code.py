@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 DEVICE_CODE = {"geglu": "linear", "swiglu": "linear"}
 OPERATIONS = (
     "attention", "conv2d", "denoise", "from_int8", "geglu", "group_norm", "layer_norm", "linear", "merge_lora",
-    "scale_input", "swiglu", "to_fp8",
+    "rotary", "scale_input", "swiglu", "to_fp8",
 )  # fmt: skip
 ON_CPU = ("cpu", "models_cpu", "png", "precision_pictures", "text_to_image_cpu")  # no Triton kernel runs there
 

@@ -17,10 +17,11 @@ from fastdiff.execution.cpu_workers import map_pictures
 from fastdiff.execution.tensors import INDICES, WHOLE, tensor, within
 from fastdiff.kernels.attention import attention
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.rotary import rotary
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.models.model import Model, takes_options
 from fastdiff.models.rms_norm import RMSNorm
-from fastdiff.models.rotary import frequencies, positioned, turned_halves
+from fastdiff.models.rotary import frequencies
 from fastdiff.outputs import read_by_name
 from fastdiff.schema import checked
 
@@ -58,15 +59,13 @@ class Qwen3Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         qkv = linear(x, self.qkv_proj.weight, self.qkv_proj.bias)
-        q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(
-            (self.heads, self.key_value_heads, self.key_value_heads), dim=2
-        )
-        q, k = (
-            positioned(each, norm.weight, norm.eps, turned_halves, cos, sin)
-            for each, norm in ((q, self.q_norm), (k, self.k_norm))
-        )
-        k, v = (each.repeat_interleave(self.heads // self.key_value_heads, dim=2) for each in (k, v))
-        x = attention(q.flatten(2), k.flatten(2), v.flatten(2), heads=self.heads, causal=True)
+        heads, groups = (self.heads, self.key_value_heads), self.heads // self.key_value_heads
+        turned, v = qkv.split((sum(heads) * self.head_dim, heads[1] * self.head_dim), dim=-1)
+        norms, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
+        qk = rotary(turned, cos[None], sin[None], norms, queries=self.heads, eps=eps, halves=True)
+        q, k = qk.split([each * self.head_dim for each in heads], dim=-1)
+        k, v = (each.unflatten(-1, (-1, self.head_dim)).repeat_interleave(groups, dim=2).flatten(2) for each in (k, v))
+        x = attention(q, k, v, heads=self.heads, causal=True)
         return linear(x, self.o_proj.weight, self.o_proj.bias)
 
 

@@ -14,9 +14,9 @@ from fastdiff.kernels.attention import attention
 from fastdiff.kernels.host.weights import FP8, Scaled
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.rotary import rotary
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.models.rms_norm import RMSNorm
-from fastdiff.models.rotary import positioned, turned_pairs
 
 HEAD_EPS = 1e-5  # of the norms of queries and keys; fixed in diffusers
 LAST_EPS = 1e-6  # of the norm before the last layer; fixed in diffusers
@@ -34,14 +34,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor | Scaled, cos: Tensor, sin: Tensor, bias: Tensor | None = None) -> Tensor:
         qkv = linear(x, self.to_qkv.weight)  # (N, L, 3 C)
-        q, k, v = qkv.chunk(3, dim=-1)
-        weights = [None if norm is None else norm.weight for norm in (self.norm_q, self.norm_k)]
-        q, k = (
-            positioned(each.unflatten(-1, (self.heads, -1)), weight, HEAD_EPS, turned_pairs, cos, sin)
-            for each, weight in zip((q, k), weights, strict=True)
-        )
+        width = qkv.shape[-1] // 3
+        norms = None if self.norm_q is None or self.norm_k is None else (self.norm_q.weight, self.norm_k.weight)
+        q, k = rotary(qkv[..., : 2 * width], cos, sin, norms, queries=self.heads, eps=HEAD_EPS).chunk(2, dim=-1)
         out = cast(nn.Linear, self.to_out[0])
-        return linear(attention(q.flatten(2), k.flatten(2), v, heads=self.heads, bias=bias), out.weight)
+        return linear(attention(q, k, qkv[..., 2 * width :], heads=self.heads, bias=bias), out.weight)
 
 
 class FeedForward(nn.Module):

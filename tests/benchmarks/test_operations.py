@@ -164,10 +164,11 @@ def test_the_denoise_step_is_the_one_of_a_pipeline(harness, load, monkeypatch, s
     [
         ("linear", "LINEARS", (2, 4, 8, 8, {"gate": True, "residual": True, "activation": "gelu_tanh"})),
         ("layer_norm", "LAYER_NORMS", (2, 4, 8, True, True, False)),
+        ("rotary", "ROTARIES", (2, 4, 3, 1, 8, True)),
         ("swiglu", "SWIGLUS", (2, 4, 8, 8)),
         ("geglu", "GEGLUS", (2, 4, 8, 8)),
     ],
-    ids=["linear", "layer_norm", "swiglu", "geglu"],
+    ids=["linear", "layer_norm", "rotary", "swiglu", "geglu"],
 )
 def test_transformer_operations(harness, load, monkeypatch, name, table, workload):
     bench = load(f"bench_{name}")

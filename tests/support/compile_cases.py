@@ -14,6 +14,7 @@ from fastdiff.kernels.host.weights import FP8, INT8, Quantised, k_first
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.merge_lora import LowRank, merge_lora
+from fastdiff.kernels.rotary import rotary
 from fastdiff.kernels.scale_input import scale_input
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
@@ -115,6 +116,13 @@ def token_norm(n, tokens, channels, dtype=torch.bfloat16, rms=False, added=False
     gate, scale, shift = table.chunk(3, dim=1)
     branch = {"residual": x, "gate": gate} if added else {}
     return lambda: layer_norm.kernel(x, eps=1e-6, rms=rms, scale=scale, shift=shift, **branch)
+
+
+def turned(n, tokens, queries, keys, width, dtype=torch.bfloat16, **options):
+    """Return a call of rotary with the norms of heads."""
+    x, table = meta(n, tokens, (queries + keys) * width, dtype=dtype), meta(1, tokens, width // 2, dtype=torch.float32)
+    norms = meta(width, dtype=dtype), meta(width, dtype=dtype)
+    return lambda: rotary.kernel(x, table, table, norms, queries=queries, eps=1e-5, **options)
 
 
 def step(n, height, dtype=torch.bfloat16, guided=False, variance="fixed", noise="none", multistep=False):
@@ -239,6 +247,10 @@ CASES = {
     "layer_norm-N2-C36-rms": token_norm(2, 77, 36, rms=True),
     "layer_norm-N1-C1-smallest": token_norm(1, 1, 1, added=True),
     "layer_norm-N1-C3000-fp32": token_norm(1, 16, 3000, dtype=torch.float32),
+    "rotary-N1-L4160-h60-d128": turned(1, 4160, 30, 30, 128),
+    "rotary-N1-L128-h40-d128-halves": turned(1, 128, 32, 8, 128, halves=True),
+    "rotary-N1-L9-h16-d512-fp32": turned(1, 9, 8, 8, 512, torch.float32),
+    "rotary-N2-L9-h5-d6-odd": turned(2, 9, 3, 2, 6),
     "scale-input-N8-H64-guided": model_input(8, 64, copies=2),
     "scale-input-N1-H7-fp32": model_input(1, 7, torch.float32),
     "merge_lora": merging(),
