@@ -93,6 +93,11 @@ class ModelCard:
         return self.pipeline.reads_text
 
     @property
+    def reads_captions(self) -> bool:
+        """Whether the model is Z-Image, which reads prompts as plain text alone."""
+        return self.drawn_by == registry.CAPTIONS
+
+    @property
     def tokenizers(self) -> tuple[registry.TokenizerPart, ...]:
         """The folder's tokenizers."""
         parts = self.pipeline.companions

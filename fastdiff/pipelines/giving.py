@@ -11,7 +11,6 @@ from fastdiff.checkpoints.hub import resolve_part
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.registry import (
-    CHAT_TOKENIZER,
     CONTROLNET,
     IMAGE_ENCODER,
     SCHEDULER,
@@ -27,8 +26,7 @@ from fastdiff.models.model import Model
 from fastdiff.pipelines.parts import adopted
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
-from fastdiff.text.chat_tokenizer import ChatTokenizer
-from fastdiff.text.tokenizer import CLIPTokenizer
+from fastdiff.text.loading import load_tokenizer
 
 REFUSED = loading.REFUSED | {  # options and parts of diffusers' pipelines that are refused, and why
     "safety_checker": "safety checkers are not run; give None",
@@ -107,10 +105,7 @@ def load_parts(card: ModelCard, load: Load, given: Given = NOTHING) -> dict[str,
     parts: dict[str, Any] = load_models(card, load, given.parts)
     if card.classes.get(CONTROLNET.name) == CONTROLNET.classes[1] and CONTROLNET.name in parts:
         parts[CONTROLNET.name] = tuple(_load_controlnet(load, folder) for folder in control_folders(card.folder))
-    tokenizers = {
-        part.name: (ChatTokenizer if part is CHAT_TOKENIZER else CLIPTokenizer)(card.folder / part.name)
-        for part in card.tokenizers
-    }
+    tokenizers = {part.name: load_tokenizer(part, card.folder) for part in card.tokenizers}
     ours = {name: _placed(part, load) for name, part in given.parts.items()}
     return {**parts, **tokenizers, **ours}
 

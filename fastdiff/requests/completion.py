@@ -10,6 +10,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.kinds import MAX_SEED, MAX_SIDE
 from fastdiff.requests.defaults import (
+    STRENGTH_OF_CAPTIONS,
     UPSCALE_MODE,
     UPSCALE_STRENGTH,
     Defaults,
@@ -19,6 +20,7 @@ from fastdiff.requests.defaults import (
     complete_sampling,
     control_scale_of,
     strength_of,
+    taken_steps,
 )
 from fastdiff.requests.input_picture import (
     MASK,
@@ -31,7 +33,7 @@ from fastdiff.requests.input_picture import (
     ip_adapter_settings,
     read_listed,
 )
-from fastdiff.requests.request import TEXT_SETTINGS, UPSCALE_SETTINGS, Request
+from fastdiff.requests.request import TEXT_SETTINGS, UPSCALE_SETTINGS, Request, check_settings
 from fastdiff.requests.syntax import EMPHASIS, SYNTAX
 from fastdiff.sampler_names import ETAS
 
@@ -71,7 +73,7 @@ def complete(
     masked: whether pictures have masks, if what they start from is not known yet.
     """
     prompts = _prompts(request, card, defaults)
-    _check_syntax(request)
+    check_settings(request, card)
     labels = _labels(request, card, defaults)
     asked = SamplingOptions(
         scheduler=request.scheduler,
@@ -188,7 +190,7 @@ def begin(
         _check_crop(mask.picture, picture)
     if strength is None:
         strength = default_strength(card, masked=mask is not None, controlled=controlled)
-    if int(steps * strength) < 1:
+    if taken_steps(steps, strength, of_captions=card.reads_captions) < 1:
         raise InputError(f"strength {strength:g}: it leaves none of {steps} steps; raise it, or take more steps")
     return Start(picture, strength, mask)
 
@@ -214,6 +216,8 @@ def default_strength(card: ModelCard, *, masked: bool, controlled: bool = False)
 
     masked: of its inpainting pipeline; controlled: of its pipeline with ControlNets.
     """
+    if card.reads_captions:
+        return STRENGTH_OF_CAPTIONS
     return strength_of(of_sdxl=_is_of_sdxl(card), masked=masked, controlled=controlled)
 
 
@@ -290,11 +294,6 @@ def _check_interval(request: Request) -> None:
     start, stop = request.guidance_start or 0.0, request.guidance_stop
     if stop is not None and stop < start:
         raise InputError(f"guidance-stop {stop}: it is before --guidance-start {start}; give a larger number")
-
-
-def _check_syntax(request: Request) -> None:
-    if request.emphasis is not None and request.prompt_syntax != "weighted":
-        raise InputError(f"emphasis {request.emphasis}: plain prompts have none; give --prompt-syntax weighted")
 
 
 def check_steps(steps: int, card: ModelCard) -> None:

@@ -25,6 +25,7 @@ ETA = 0.0  # as in diffusers' DDIMPipeline and StableDiffusionPipeline, which al
 USE_CLIPPED_MODEL_OUTPUT = False  # as in diffusers' DDIMPipeline, where None means False
 GUIDANCE_SCALE = 1.0  # unguided
 STRENGTH, STRENGTH_OF_SDXL = 0.8, 0.3  # of image to image, as in diffusers
+STRENGTH_OF_CAPTIONS = 0.6  # of image to image with Z-Image, as in diffusers
 MASKED_STRENGTH, MASKED_STRENGTH_OF_SDXL = 1.0, 0.9999  # of inpainting, as in diffusers
 UPSCALE_STRENGTH = 0.5
 CONTROL_SCALE, CONTROL_SCALE_FROM_IMAGE, CONTROL_SCALE_MASKED = 1.0, 0.8, 0.5  # of ControlNets, as in diffusers
@@ -103,6 +104,11 @@ def strength_of(*, of_sdxl: bool, masked: bool, controlled: bool = False) -> flo
     if masked:
         return MASKED_STRENGTH_OF_SDXL if of_sdxl else MASKED_STRENGTH
     return STRENGTH_OF_SDXL if of_sdxl and not controlled else STRENGTH
+
+
+def taken_steps(steps: int, strength: float, *, of_captions: bool) -> int:
+    """Return how many of its steps a run from a picture takes; `of_captions`: with Z-Image."""
+    return steps - int(steps - steps * strength) if of_captions else int(steps * strength)
 
 
 def control_scale_of(*, of_sdxl: bool, from_image: bool, masked: bool) -> float:

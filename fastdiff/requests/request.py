@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from annotated_types import Interval, Len, Predicate
 
 from fastdiff.arguments import shown
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.names import Revision, Variant
 from fastdiff.errors import InputError
 from fastdiff.kinds import (
@@ -38,7 +39,7 @@ from fastdiff.requests import defaults
 from fastdiff.requests.png import Recorded
 from fastdiff.requests.prompt_file import read_prompts
 from fastdiff.requests.styles import Styles
-from fastdiff.requests.syntax import Emphasis, PromptSyntax
+from fastdiff.requests.syntax import SYNTAX, Emphasis, PromptSyntax
 from fastdiff.sampler_names import SchedulerName
 from fastdiff.schema import Schema, Wanted, wanted
 
@@ -102,6 +103,7 @@ TEXT_SETTINGS = (
     *(*OPTION_FILES, *CONTROL_SETTINGS, *IP_ADAPTER_SETTINGS),
 )
 
+CAPTION_SETTINGS = ("negative_prompt", "init_image", "strength")  # those of them that Z-Image has too
 
 # not recorded: the PNG that is read
 _INSIDE = ("init_image_inside", "mask_inside", "control_image_inside", "ip_adapter_image_inside")
@@ -380,3 +382,16 @@ def parse_seed(text: str) -> int | str | tuple[int, ...]:
             raise InputError(f"seed: {shown(text)}: give ascending ranges and at most {MAX_PICTURES} seeds")
         seeds.extend(range(first, last + 1))
     return tuple(seeds)
+
+
+def check_settings(request: Request, card: ModelCard) -> None:
+    """Raise InputError for a setting that does not fit the others, or that Z-Image does not have."""
+    if request.emphasis is not None and request.prompt_syntax != "weighted":
+        raise InputError(f"emphasis {request.emphasis}: plain prompts have none; give --prompt-syntax weighted")
+    if not card.reads_captions:
+        return
+    usual = {"clip_skip": 0, "guidance_start": 0, "guidance_stop": 1, "prompt_syntax": SYNTAX, "upscale": 1}
+    for name in TEXT_SETTINGS:
+        value = getattr(request, name)
+        if name not in CAPTION_SETTINGS and value not in (None, (), False, usual.get(name)):
+            raise InputError(f"{Request.SHOWN_AS.get(name, name)}: Z-Image does not have it; leave it out")

@@ -21,7 +21,7 @@ from fastdiff.requests.input_picture import ImagePrompt, ImagesOfEach, InputPict
 from fastdiff.requests.request import PROMPT_SETTINGS, UPSCALE_SETTINGS, Request
 from fastdiff.requests.syntax import tags_in
 from fastdiff.runs.option_files.controlnets import CONTROL_HASHES, weights_of_controlnets
-from fastdiff.runs.option_files.embeddings import tokenizers_of
+from fastdiff.runs.option_files.embeddings import clip_tokenizers, tokenizers_of
 from fastdiff.runs.option_files.ip_adapters import (
     ENCODER_HASH,
     IP_ADAPTER_HASHES,
@@ -69,7 +69,9 @@ class Run:
             steps, loras = request.num_inference_steps or 1, lora_names([*map(FileOption.parse, request.lora)])
             prompts, negative = [cell.prompt or "" for cell in self.cells], request.negative_prompt or ""
             some_are_long = any(len(text) >= LONG for text in (*prompts, negative))
-            tokenizers = tokenizers_of(request, self.card) if some_are_long or request.embedding else []
+            tokenizers = (
+                clip_tokenizers(tokenizers_of(request, self.card)) if some_are_long or request.embedding else []
+            )
             check_all(prompts, "prompt", steps, loras, tokenizers)
             check_all([negative], "negative-prompt", steps, None, tokenizers)
         return self

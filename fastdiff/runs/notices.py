@@ -15,7 +15,7 @@ from fastdiff.runs.option_files.embeddings import changed_embeddings, tokenizers
 from fastdiff.runs.option_files.inputs import dropped_mask
 from fastdiff.runs.option_files.ip_adapters import changed_ip_adapters
 from fastdiff.runs.option_files.loras import changed_loras
-from fastdiff.text.tokenizer import CLIPTokenizer
+from fastdiff.text.loading import Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,8 @@ def _why_unguided(run: Run) -> str | None:
     if isinstance(config, UNet2DConditionConfig) and config.time_cond_proj_dim is not None:
         return f"{run.card.name} takes the guidance scale as an input and has no unconditional half"
     scale = run.request.guidance_scale
-    return f"cfg-scale {scale:g} is no guidance" if scale is not None and scale <= 1 else None
+    most = 0 if run.card.reads_captions else 1  # of scales that are no guidance
+    return f"cfg-scale {scale:g} is no guidance" if scale is not None and scale <= most else None
 
 
 def _lora_tags(texts: Sequence[str]) -> list[str]:
@@ -83,7 +84,7 @@ def _lora_tags(texts: Sequence[str]) -> list[str]:
     return [f"prompt: {shown(tags[0])}{others}: it is drawn as text; {remedy}"]
 
 
-def _cut(texts: Sequence[tuple[str, str]], tokenizers: Sequence[CLIPTokenizer]) -> Iterator[str]:
+def _cut(texts: Sequence[tuple[str, str]], tokenizers: Sequence[Tokenizer]) -> Iterator[str]:
     """Yield a line for each named text that is too long for a tokenizer. The library logs the same line."""
     for name, text in texts:
         warnings = (tokenizer(tokenizer.expand(text)).warning(name) for tokenizer in tokenizers)

@@ -80,6 +80,11 @@ class ChatTokenizer:
             return cls(folder)
 
     @property
+    def room(self) -> int:
+        """The number of tokens that a prompt of the default length can use beside its chat template."""
+        return LENGTH - self("").total
+
+    @property
     def size(self) -> int:
         """One more than the largest id."""
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
@@ -93,6 +98,10 @@ class ChatTokenizer:
         (folder / CONFIG).write_text(json.dumps(options, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         (folder / TEMPLATE).write_text(self._template.text, encoding="utf-8")
         self._tokenizer.save(str(folder / "tokenizer.json"))
+
+    def expand(self, prompt: str) -> str:
+        """Return a prompt as it is, because there are no embeddings; see `CLIPTokenizer.expand`."""
+        return prompt
 
     def __call__(self, prompt: str, length: int = LENGTH) -> Tokens:
         """Return the ids of a prompt in its chat template, at most `length`, without padding.

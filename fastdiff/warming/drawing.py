@@ -28,7 +28,7 @@ from fastdiff.pipelines.folders import scheduler_of
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run, first_batch
-from fastdiff.text.tokenizer import CLIPTokenizer
+from fastdiff.text.loading import load_tokenizer
 from fastdiff.warming.card import Card, pretended
 from fastdiff.warming.ghosts import GPU
 
@@ -72,7 +72,7 @@ def load(model: ModelCard, request: Request) -> Pipeline:
     """Return the pipeline of a folder with ghosts as weights. The folder needs no weight files."""
     options = Load.of(device=GPU, dtype=request.dtype, precision=request.precision, scheduler=request.scheduler)
     models = {part.name: _model(part, folder, options) for part, folder in model_folders(model).items()}
-    tokenizers = {each.name: CLIPTokenizer(model.folder / each.name) for each in model.tokenizers}
+    tokenizers = {each.name: load_tokenizer(each, model.folder) for each in model.tokenizers}
     kind, scheduler = Pipeline.kinds[model.drawn_by], scheduler_of(model, options.scheduler)
     pipe: Any = kind._of_card(model, {**models, **tokenizers}, scheduler)
     for each in models.values():

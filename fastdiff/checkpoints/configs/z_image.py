@@ -13,6 +13,8 @@ from fastdiff.schema import Wanted
 
 AXES = 3  # of positions: the caption and the frame, the row, the column
 MOST_TIME_CHANNELS = 256  # of the time embedding that the blocks read; fixed in diffusers
+TRAINED_SIZE = (128, 128)  # latents of 1024 x 1024 pixels, which diffusers draws by default
+USUAL_SIZE = (32, 32)  # a smaller one for trials
 
 PatchSizes = Annotated[tuple[Side, ...], Len(1, 8)]
 AxisLength = Annotated[int, Interval(ge=1, le=2**16)]
@@ -104,6 +106,14 @@ class ZImageTransformer2DConfig(DenoiserConfig):
             "cap_feat_dim": self.cap_feat_dim * self.dim,
             "in_channels": 2 * sum(side**2 * frames for side, frames in self.patches) * self.in_channels * self.dim,
         }
+
+    @property
+    def trained_size(self) -> tuple[int, int]:
+        return TRAINED_SIZE
+
+    @property
+    def usual_size(self) -> tuple[int, int]:
+        return USUAL_SIZE
 
     @property
     def size_factor(self) -> int:

@@ -10,6 +10,7 @@ from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.png import Recorded
 from fastdiff.requests.request import Request
 from fastdiff.runs.option_files.kinds import EMBEDDING
+from fastdiff.text.loading import Tokenizer, load_tokenizer
 from fastdiff.text.tokenizer import CLIPTokenizer
 
 
@@ -28,14 +29,19 @@ def with_embeddings_here(request: Request, source: Recorded | None, folder: str 
     return replace(request, embedding=tuple(str(FileOption(path, token)) for token, path in found.items()))
 
 
-def tokenizers_of(request: Request, card: ModelCard) -> list[CLIPTokenizer]:
+def tokenizers_of(request: Request, card: ModelCard) -> list[Tokenizer]:
     """Return the tokenizers of a model, which know the tokens of a request's embeddings.
 
     Raises InputError for files that are missing or damaged, and for a token that they refuse.
     """
-    tokenizers = [CLIPTokenizer(card.folder / part.name) for part in card.tokenizers]
-    _teach_tokens(request, tokenizers)
+    tokenizers = [load_tokenizer(part, card.folder) for part in card.tokenizers]
+    _teach_tokens(request, clip_tokenizers(tokenizers))
     return tokenizers
+
+
+def clip_tokenizers(tokenizers: Sequence[Tokenizer]) -> list[CLIPTokenizer]:
+    """Return the tokenizers that know embeddings and weighted prompts."""
+    return [each for each in tokenizers if isinstance(each, CLIPTokenizer)]
 
 
 def _teach_tokens(request: Request, tokenizers: Sequence[CLIPTokenizer]) -> None:

@@ -19,6 +19,7 @@ from fastdiff.requests.defaults import PAGE, Defaults, ModelFacts, Sampling, Sam
 from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.request import Request
 from fastdiff.requests.styles import Styles
+from fastdiff.text.loading import Tokenizer, load_tokenizer
 from fastdiff.text.tokenizer import CLIPTokenizer
 from fastdiff.ui.option_files.controlnets import ControlNets
 from fastdiff.ui.option_files.offered import OptionFiles
@@ -49,7 +50,7 @@ class Catalogue:
         self.styles = styles or Styles()
         self.option_files = files or OptionFiles()
         self.controlnets = ControlNets(self._control_places, allow_hub=allow_hub)
-        self._tokenizers: dict[Path, tuple[CLIPTokenizer, ...]] = {}
+        self._tokenizers: dict[Path, tuple[Tokenizer, ...]] = {}
         self._files = _FileCards()
         self._lock = threading.Lock()
 
@@ -81,7 +82,7 @@ class Catalogue:
             raise InputError(f"model {str(name)[:80]!r} is unknown; choose one of {', '.join(self.names())}; {hint}")
         return self._read(name, place)
 
-    def tokenizers(self, card: ModelCard) -> tuple[CLIPTokenizer, ...]:
+    def tokenizers(self, card: ModelCard) -> tuple[Tokenizer, ...]:
         """Return the tokenizers of a model that reads text, which know the embeddings on offer. They are cached.
 
         Raises InputError for invalid files.
@@ -89,12 +90,11 @@ class Catalogue:
         embeddings = self.option_files.embeddings(card)
         with self._lock:
             if card.folder not in self._tokenizers:
-                self._tokenizers[card.folder] = tuple(
-                    CLIPTokenizer(card.folder / part.name) for part in card.tokenizers
-                )
+                self._tokenizers[card.folder] = tuple(load_tokenizer(part, card.folder) for part in card.tokenizers)
             tokenizers = self._tokenizers[card.folder]
             for i, tokenizer in enumerate(tokenizers):
-                _teach(tokenizer, {name: each for name, (_, each) in embeddings.items() if i in each.tensors})
+                if isinstance(tokenizer, CLIPTokenizer):
+                    _teach(tokenizer, {name: each for name, (_, each) in embeddings.items() if i in each.tensors})
             return tokenizers
 
     def embeddings_in(self, card: ModelCard, *texts: str | None, is_whole: bool = False) -> tuple[str, ...]:
@@ -108,6 +108,7 @@ class Catalogue:
         used = {
             token
             for tokenizer in self.tokenizers(card)
+            if isinstance(tokenizer, CLIPTokenizer)
             for text in filter(None, texts)
             for token in tokenizer.embeddings_in(text, is_whole=is_whole)
         }

@@ -40,6 +40,12 @@ def can_guide(card: ModelCard) -> bool:
     return card.reads_text or (bool(card.labels) and card.info.null_label is not None)
 
 
+def _guidance_info(card: ModelCard) -> str:
+    if card.reads_captions:
+        return "How closely to follow the prompt; 0 turns guidance off, and Turbo wants 0 and 8 or 9 steps"
+    return f"How closely to follow the {'prompt' if card.reads_text else 'label'}; 1 turns guidance off"
+
+
 def are_alike(a: ModelCard, b: ModelCard) -> bool:
     """Return whether two models draw from the same labels, or both from prompts."""
     if a.reads_text or b.reads_text:
@@ -161,7 +167,7 @@ class SamplingControls(Controls):
             "guidance_scale": {
                 "maximum": max(MAX_TEXT_GUIDANCE if card.reads_text else MAX_GUIDANCE, chosen["guidance_scale"]),
                 "value": chosen["guidance_scale"],
-                "info": f"How closely to follow the {'prompt' if card.reads_text else 'label'}; 1 turns guidance off",
+                "info": _guidance_info(card),
                 "visible": can_guide(card),
             },
             "clip_skip": {

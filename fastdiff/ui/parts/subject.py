@@ -13,6 +13,7 @@ from gradio.components import Component
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests.request import MAX_PROMPT, Prompt
 from fastdiff.schema import checked
+from fastdiff.text.tokenizer import CLIPTokenizer
 from fastdiff.text.weighted.chunks import split_chunks
 from fastdiff.text.weighted.emphasis import check_prompt
 from fastdiff.text.weighted.schedule import parse_schedule
@@ -260,7 +261,7 @@ def count_tokens(
     checked(name, text, Prompt)
     lines: dict[str, None] = {}
     for tokenizer in (each for card in cards if card.reads_text for each in catalogue.tokenizers(card)):
-        if is_weighted:
+        if is_weighted and isinstance(tokenizer, CLIPTokenizer):
             check_prompt(text, name)
             chunks = split_chunks(parse_schedule(text).at(0, 1), tokenizer)
             count = sum(chunk.ids[1:].index(tokenizer.end) for chunk in chunks)
