@@ -102,7 +102,7 @@ def _same(path: Path, expected: Mapping[str, Any], since: int) -> dict[str, Any]
         record = png.read_settings(path)
     except InputError:
         return None
-    is_current = not _differing(record, expected) and os.stat(path).st_mtime_ns >= since
+    is_current = not _differing(record, expected) and os.stat(path).st_mtime_ns > since
     return _without_schema(record) if is_current else None
 
 
