@@ -15,6 +15,7 @@ from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host.weights import FP8, INT8, Quantised, Weight
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
+from fastdiff.kernels.rotary import rotary
 from fastdiff.kernels.swiglu import swiglu
 from fastdiff.kernels.to_fp8 import to_fp8
 
@@ -145,11 +146,13 @@ def norms() -> Calls:
     """Yield norms and conversions, with and without a kernel."""
     for dtype, c in product((HALF, FULL, torch.float64), (36, 320, 2048, 16384, 16388)):
         tokens, pictures = meta(2, 8, c, dtype=dtype), meta(2, 8, 8, c, dtype=dtype)
+        angles = meta(1, 8, c // 4, dtype=torch.float32)
         cases: dict[str, Callable[[], Any]] = {
             "layer_norm": lambda x=tokens: layer_norm(x, eps=1e-6),
             "layer_norm fp8": lambda x=tokens: layer_norm(x, eps=1e-6, in_fp8=True),
             "layer_norm empty": lambda x=tokens[:0]: layer_norm(x, eps=1e-6),
             "group_norm": lambda x=pictures: group_norm(x, 4, eps=1e-6),
+            "rotary": lambda x=tokens, a=angles: rotary(x, a, a, queries=1, eps=1e-6),
             "to_fp8": lambda x=tokens: to_fp8(x),
             "to_fp8 empty": lambda x=tokens[:0]: to_fp8(x),
         }
