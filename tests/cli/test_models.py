@@ -126,6 +126,7 @@ def test_loras_and_embeddings_are_listed_with_base_model_and_rank(here, tmp_path
         folder.mkdir()
     headers.write(loras / "style.safetensors", headers.LORA)
     whole = {key.replace("lora_down", "hada_w1_b"): shape for key, shape in headers.LORA.items() if "down" in key}
+    headers.write(loras / "unet.safetensors", {key: shape for key, shape in whole.items() if "_te2_" not in key})
     headers.write(loras / "loha.safetensors", whole)
     headers.write(loras / "cut.safetensors", headers.LORA).write_bytes(b"\x09\0\0\0\0\0\0\0{")
     vectors = {"dtype": "F32", "shape": [2, 768], "data_offsets": [0, 6144]}
@@ -135,6 +136,7 @@ def test_loras_and_embeddings_are_listed_with_base_model_and_rank(here, tmp_path
     for pattern in (
         r"loras/style\.safetensors +file +LoRA of Stable Diffusion XL, ranks 4 to 8, 2 layers, kohya format$",
         r"loras/loha\.safetensors +file +LoHa of Stable Diffusion XL, ranks 4 to 8, 2 layers, kohya format$",
+        r"loras/unet\.safetensors +file +LoHa of Stable Diffusion XL, rank 8, 1 layer, kohya format$",
         r"loras/cut\.safetensors +file +unusable: .*damaged",
         r"embeddings/cat\.safetensors +file +embedding for Stable Diffusion 1, token cat, 2 vectors$",
     ):

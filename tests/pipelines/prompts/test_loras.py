@@ -32,6 +32,10 @@ def draw(pipe, prompt="a cat", **options):
     return pipe(prompt, **STEPS | options).images
 
 
+def weights_of(pipe):
+    return [weight.clone() for model in (pipe.unet, pipe.text_encoder) for weight in model.parameters()]
+
+
 def drawn_with(pipe, names, weights, prompt="a cat", **options):
     pipe.set_adapters(names, weights)
     image = draw(pipe, prompt, **options)
@@ -54,8 +58,9 @@ def drawn_with(pipe, names, weights, prompt="a cat", **options):
     ],
 )
 def test_a_tag_draws_the_picture_of_set_adapters_and_its_own_weights_come_back(pipe, prompt, weights):
-    own = draw(pipe)
+    own, before = draw(pipe), weights_of(pipe)
     found = draw(pipe, prompt)
+    assert all(map(torch.equal, weights_of(pipe), before))  # also for whoever calls the models alone
     assert torch.equal(draw(pipe), own) and pipe.get_active_adapters() == ["wash"]
     assert torch.equal(found, drawn_with(pipe, ["wash", "ink"], weights))
     assert torch.equal(draw(pipe, prompt), found)
