@@ -22,6 +22,7 @@ SCRIPTS = {  # name -> what it prints last
     "image_to_image": "two sheets: strengths.png, green-apple.png",
     "inpainting": "two sheets: mouth.png, green-body.png",
     "controlnet": "one sheet: edges.png",
+    "outlines": "2 outlines in 4 styles: outlines.png",
 }
 QUICK = ("own_loop",)
 STEPS = {"image_to_image": 5}  # at a strength of 0.2, fewer would leave no step

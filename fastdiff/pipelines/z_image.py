@@ -16,7 +16,7 @@ from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import CAPTIONS, QWEN3, TOKENIZER, VAE
 from fastdiff.diffusion.conditions import Guidance
 from fastdiff.diffusion.decoding import LATENT, OutputType, begin_latents
-from fastdiff.diffusion.pictures import Subjects, picture_shape
+from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
@@ -39,7 +39,6 @@ from fastdiff.schema import checked
 from fastdiff.text.chat_tokenizer import ChatTokenizer
 
 STRENGTH = 0.6  # of image to image, as in diffusers
-SIDE = 1024  # of a picture in pixels, as in diffusers
 SHIFTS = (256, 4096, 0.5, 1.15)  # diffusers' values for schedulers whose config does not say them
 
 REFUSED = {  # arguments of other pipelines and of diffusers, and why they are refused
@@ -203,12 +202,6 @@ class ZImagePipeline(Pipeline):
     @property
     def _noise_dtype(self) -> torch.dtype:
         return torch.float32
-
-    def _shape(self, options: DrawingOptions) -> tuple[int, int, int]:
-        height, width = options.height, options.width
-        if options.latents is None:
-            height, width = SIDE if height is None else height, SIDE if width is None else width
-        return picture_shape(self.denoiser.config, self.scale, height, width, options.latents)
 
     def _check_scheduler(self) -> None:
         if not self.scheduler.follows_flow:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import fastdiff
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.configs.denoiser import DenoiserConfig
+from fastdiff.checkpoints.configs.z_image import ZImageTransformer2DConfig
 from fastdiff.checkpoints.single_files.reading import is_single_file
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.extras import import_diffusers
@@ -147,8 +148,10 @@ def lone_model(request: Request) -> Path | None:
     return None if (folder / "model_index.json").is_file() else folder
 
 
-def check_labels(command: str, name: str, config: DenoiserConfig) -> None:
-    """Raise InputError if `command` cannot make labels for a model."""
+def check_inputs(command: str, name: str, config: DenoiserConfig) -> None:
+    """Raise InputError if `command` cannot make the inputs of a model: its labels, or captions."""
+    if isinstance(config, ZImageTransformer2DConfig):
+        raise InputError(f"{name}: {command} makes no captions for Z-Image; `verify` compares its pipeline's folder")
     if config.class_embed_type is not None:
         raise InputError(f"{name}: {command} cannot make labels for class_embed_type {config.class_embed_type}")
 

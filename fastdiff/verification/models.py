@@ -29,7 +29,7 @@ from fastdiff.verification.comparisons import (
     TRAIN_STEPS,
     Comparison,
     Verification,
-    check_labels,
+    check_inputs,
     compare,
     explained,
     forwards,
@@ -66,13 +66,14 @@ def compare_with_diffusers(request: Request, device: str) -> Verification:
         if request.lora:
             raise InputError(f"lora: {request.model} is a model alone; give the folder of its pipeline")
         part = registry.read_denoiser_part(folder / "config.json")
-        check_labels("verify", request.model, part.config.from_mapping(read_json(folder / "config.json"), folder))
+        check_inputs("verify", request.model, part.config.from_mapping(read_json(folder / "config.json"), folder))
         return explained(request.model, functools.partial(_compare_model, request, folder, part, device))
     card = find_model(request)
-    check_labels("verify", card.name, card.config)
+    if card.reads_captions:
+        return explained(card.name, functools.partial(compare_caption_pipeline, card, request, device))
+    check_inputs("verify", card.name, card.config)
     if card.reads_text:
-        comparing = compare_caption_pipeline if card.drawn_by == registry.CAPTIONS else compare_text_pipeline
-        return explained(card.name, functools.partial(comparing, card, request, device))
+        return explained(card.name, functools.partial(compare_text_pipeline, card, request, device))
     if card.config.of_trajectories:
         request = replace(request, horizon=card.config.usual_size[1])
     request, cells = complete(request, card, COMMAND)

@@ -29,7 +29,7 @@ from fastdiff.requests.request import Request
 from fastdiff.tuning.forwards import in_dtype
 from fastdiff.verification.comparisons import (
     TRAIN_STEPS,
-    check_labels,
+    check_inputs,
     load,
     load_single_file,
     noise,
@@ -70,7 +70,7 @@ class Subject:
             path = root / "config.json"
             part = registry.read_denoiser_part(path)
             found = cls(request.model, root, part, part.config.from_mapping(read_json(path), path), inside=inside)
-        check_labels("bench", found.name, found.config)
+        check_inputs("bench", found.name, found.config)
         return found
 
     def size(self, height: int | None, width: int | None) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from fastdiff.kinds import Precision
 from fastdiff.requests.defaults import COMMAND, PRECISION
 from fastdiff.requests.request import DtypeName, Request
 from fastdiff.runs.drawing import Run, draw, find_model
-from fastdiff.verification.comparisons import lone_model, predict
+from fastdiff.verification.comparisons import check_inputs, lone_model, predict
 from fastdiff.verification.text_models import PROMPT, encoded_prompts
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def compare_precisions(request: Request, device: str) -> Precisions:
     if (folder := lone_model(request)) is not None:
         raise InputError(f"precision: {folder} has no model_index.json; give a pipeline folder, which draws pictures")
     card = find_model(request)
+    check_inputs("verify --precision", card.name, card.config)
     if card.reads_text:
         request = replace(request, prompt=(PROMPT,))
     if card.config.of_trajectories:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from fastdiff.checkpoints.weights import diffusers_shapes
 from fastdiff.models.classes import DENOISERS
+from tests.parity.z_image import tiny
 from tests.support.text_pipelines import UNETS, save_tokenizer, text_pipeline, vocabulary
 
 STEM = "diffusion_pytorch_model"
@@ -92,7 +93,8 @@ VALUES = {
     "downsample_each_block": True,
 }
 SD = {kind: {"_class_name": "UNet2DConditionModel"} | unet for kind, unet in UNETS.items()}
-MODELS = {config["_class_name"]: config for config in (UNET, DIT, POLICY, SD["sd1"])}
+Z_IMAGE = {"_class_name": "ZImageTransformer2DModel"} | tiny.TRANSFORMER
+MODELS = {config["_class_name"]: config for config in (UNET, DIT, POLICY, SD["sd1"], Z_IMAGE)}
 SCHEDULER = {"num_train_timesteps": 10, "beta_start": 0.0001, "beta_end": 0.02, "clip_sample": True}
 INFO = {
     "labels": ["cat", "dog", "red bird"],
@@ -117,6 +119,7 @@ CONFIG_OPTIONS = {
     "DiTTransformer2DModel": """dropout norm_num_groups attention_bias activation_fn upcast_attention norm_type
     norm_elementwise_affine norm_eps attention_type caption_channels unknown""",
     "UNet2DConditionModel": "unknown",  # diffusers writes every option
+    "ZImageTransformer2DModel": "siglip_feat_dim unknown",
     "AutoencoderKL": """in_channels out_channels layers_per_block act_fn latent_channels scaling_factor shift_factor
     force_upcast use_quant_conv use_post_quant_conv mid_block_add_attention unknown""",
     "DDPMScheduler": """beta_schedule trained_betas prediction_type thresholding dynamic_thresholding_ratio
@@ -157,6 +160,7 @@ KINDS = {
     "sd1": Kind("StableDiffusionPipeline", SD["sd1"]),
     "sd2": Kind("StableDiffusionPipeline", SD["sd2"], shards=2),
     "sdxl": Kind("StableDiffusionXLPipeline", SD["sdxl"]),
+    "z-image": Kind("ZImagePipeline", Z_IMAGE, "FlowMatchEulerDiscreteScheduler"),
 }
 OF_PROMPTS = ("sd1", "sd2", "sdxl")  # made by tests.support.text_pipelines
 LAYOUTS = {  # of their tokenizers
@@ -178,6 +182,9 @@ def copy(kind: str, root: Path, folder: Path) -> None:
 @cache
 def _made(kind: str, root: Path) -> Path:
     folder, spec = root / kind, KINDS[kind]
+    if kind == "z-image":
+        tiny.pipeline(_with_random_weights).save_pretrained(folder)
+        return folder
     if kind in OF_PROMPTS:
         _save_text_pipeline(folder, kind)
         return folder
@@ -228,12 +235,15 @@ def _save_model(folder: Path, config: dict[str, Any], spec: Kind) -> None:
 def _save_autoencoder(folder: Path) -> None:
     from diffusers import AutoencoderKL
 
-    vae = AutoencoderKL.from_config(VAE)
+    _with_random_weights(AutoencoderKL.from_config(VAE)).save_pretrained(folder)
+
+
+def _with_random_weights(model: Any) -> Any:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in vae.parameters():
+        for parameter in model.parameters():
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-    vae.save_pretrained(folder)
+    return model.eval()
 
 
 def _save_text_pipeline(folder: Path, kind: str) -> None:

@@ -20,6 +20,7 @@ NAMED = folders.NAMED | texts.NAMED | calls.NAMED | single_files.NAMED | adapter
 COUNTS = {
     "text": 35,
     "sdxl": 60,
+    "z-image": 60,
     "call": 400,
     "png": 150,
     "styles": 60,

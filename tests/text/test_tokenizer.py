@@ -150,7 +150,7 @@ BROKEN = {
         "tokenizer_class: 'T5Tokenizer'",
     ),
     "no-room": ("tokenizer_config.json", options(model_max_length=1), "model_max_length: 1 is not"),
-    "endless": ("tokenizer_config.json", options(model_max_length=10**30), "more than 20 digits"),
+    "endless": ("tokenizer_config.json", options(model_max_length=10**31), "more than 31 digits"),
     "left": ("tokenizer_config.json", options(padding_side="left"), "padding_side: 'left' is not one of right"),
     "cut-left": (
         "tokenizer_config.json",
