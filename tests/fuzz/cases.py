@@ -185,19 +185,6 @@ FITTING = {  # values that a planner accepts, or almost
     "seed": ["2", "[0, 1]"],
 }
 PNG_CALLS = {("command", "from"), ("command", "info"), ("page", "upload")}
-FOLDER_CALLS = [
-    *(("command", what) for what in ("sample", "sample", "models", "verify", "bench")),
-    *(("library", what) for what in ("pipeline", "model", "config", "scheduler")),
-    *(("page", what) for what in ("generate", "models")),
-]
-PROMPT_CALLS = [
-    *(("command", what) for what in ("sample", "sample", "models", "verify", "bench")),
-    *(("library", what) for what in ("pipeline", "pipeline", "parts")),
-    *(("page", what) for what in ("generate", "models")),
-]
-# Z-Image's usual size takes thousands of tokens, so a call that draws chooses another one
-CAPTION_CALLS = [("command", "sample"), ("command", "sample"), ("command", "models")]
-SMALL = (("--height", "16"), ("--width", "16"))
 
 
 @cache
@@ -275,9 +262,8 @@ def png_edits() -> st.SearchStrategy[Edit]:
 @st.composite
 def folder_cases(draw: st.DrawFn, kind: str) -> Case:
     """Edited folders with calls that every folder supports."""
-    of_prompts = PROMPT_CALLS if kind in folders.OF_PROMPTS else FOLDER_CALLS
-    door, what = draw(st.sampled_from(CAPTION_CALLS if kind == "z-image" else of_prompts))
-    flags = SMALL if kind == "z-image" and what == "sample" else ()
+    door, what = draw(st.sampled_from(folders.calls_of(kind)))
+    flags = folders.SMALL if kind == "z-image" and what == "sample" else ()
     return Case(kind, tuple(draw(st.lists(folder_edits(kind), min_size=1, max_size=2))), door, what, flags)
 
 

@@ -170,6 +170,27 @@ LAYOUTS = {  # of their tokenizers
 }
 PLANNERS = [kind for kind, spec in KINDS.items() if spec.config["_class_name"] == "UNet1DModel" and spec.pipeline]
 
+FOLDER_CALLS = [
+    *(("command", what) for what in ("sample", "sample", "models", "verify", "bench")),
+    *(("library", what) for what in ("pipeline", "model", "config", "scheduler")),
+    *(("page", what) for what in ("generate", "models")),
+]
+PROMPT_CALLS = [
+    *(("command", what) for what in ("sample", "sample", "models", "verify", "bench")),
+    *(("library", what) for what in ("pipeline", "pipeline", "parts")),
+    *(("page", what) for what in ("generate", "models")),
+]
+# Z-Image's usual size takes thousands of tokens, so a call that draws chooses another one
+CAPTION_CALLS = [("command", "sample"), ("command", "sample"), ("command", "models")]
+SMALL = (("--height", "16"), ("--width", "16"))
+
+
+def calls_of(kind: str) -> list[tuple[str, str]]:
+    """Return the calls that every folder of a kind supports, as (door, what)."""
+    if kind == "z-image":
+        return CAPTION_CALLS
+    return PROMPT_CALLS if kind in OF_PROMPTS else FOLDER_CALLS
+
 
 def copy(kind: str, root: Path, folder: Path) -> None:
     """Copy a kind's folder to `folder` by hard links to the files of the original in `root`.
