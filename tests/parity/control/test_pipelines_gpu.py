@@ -62,7 +62,7 @@ def nets_of(name, pipe):
     return [places.index(each) for each in name if each in places]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), *DEVICES[1:]])
 @pytest.mark.parametrize("options", [{}, {"guess_mode": True}, ENDS], ids=["default", "guess", "ends"])
 @pytest.mark.parametrize(("start", "kind"), [("text", "sd1"), ("text", "sdxl"), ("image", "sd1"), ("mask", "sdxl")])
 def test_float32_is_diffusers(start, kind, options, text_folder, device):

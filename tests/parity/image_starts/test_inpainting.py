@@ -148,7 +148,7 @@ NAMES = [name for name in SCHEDULERS if SCHEDULERS[name] != "FlowMatchEulerDiscr
 FIRST = {SCHEDULERS[name]: name for name in reversed(NAMES)}.values()  # the first name of each class
 
 
-@pytest.mark.parametrize("strength", [0.6, 1.0])
+@pytest.mark.parametrize("strength", [0.6, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in NAMES]
 )

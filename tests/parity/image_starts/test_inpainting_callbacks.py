@@ -65,7 +65,7 @@ CASES += [(other_mask, channels, []) for channels in (PLAIN, WITH_CHANNELS)]
 PROMPTS = {"sd1": ["prompt_embeds"], "sdxl": ["prompt_embeds", "add_text_embeds", "add_time_ids"]}
 
 
-@pytest.mark.parametrize("scale", [1.0, 5.0])
+@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 5.0])
 @pytest.mark.parametrize("kind", [pytest.param("sd1", marks=pytest.mark.slow), "sdxl"])
 @pytest.mark.parametrize(("edit", "channels", "names"), CASES)
 def test_a_mask_is_changed_during_a_run(edit, channels, names, kind, scale, both):

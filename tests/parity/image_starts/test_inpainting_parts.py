@@ -20,7 +20,7 @@ pytestmark = [
 SCHEDULERS = (
     diffusers.EulerDiscreteScheduler,
     diffusers.HeunDiscreteScheduler,
-    diffusers.EulerAncestralDiscreteScheduler,
+    pytest.param(diffusers.EulerAncestralDiscreteScheduler, marks=pytest.mark.slow),
 )
 STEPS = {"num_inference_steps": 10, "mask_image": mask()}
 LATENTS = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(3))
