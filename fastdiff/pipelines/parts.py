@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fastdiff.arguments import instance, optional, shown, text
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import CHAT_TOKENIZER, CONTROLNET, SCHEDULER, TOKENIZER, TOKENIZER_2, VAE
-from fastdiff.diffusion.decoding import OutputType, begin_decode, check_channels
+from fastdiff.diffusion.decoding import LATENT, OutputType, begin_decode, begin_latents, check_channels
 from fastdiff.diffusion.pictures import check_state
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_move
@@ -87,6 +87,7 @@ class Parts:
 
     optional_parts: ClassVar[tuple[str, ...]] = (VAE.name,)  # parts that may be None
     reads_text: ClassVar[bool] = False  # whether the pipeline takes prompts
+    returns_latents: ClassVar[bool] = False  # whether the output type `latent` returns what the VAE would decode
 
     def __init__(self, denoiser: Denoiser, scheduler: Any, info: ModelInfo | None, name: str, vae: Autoencoder | None):
         instance("denoiser", denoiser, Denoiser, f"a {' or '.join(DENOISERS)} of fastdiff")
@@ -263,8 +264,14 @@ class Parts:
 
     def _begin_decode(self, x: Tensor, output_type: str) -> Callable[[], Any]:
         """Start to decode `x`, which is checked. Return a function that waits for the GPU and returns the pictures."""
+        if output_type == LATENT:
+            return begin_latents(x)
         with self._working(self._vae):
-            return begin_decode(x, output_type, self._vae)
+            return begin_decode(self._for_vae(x), output_type, self._vae)
+
+    def _for_vae(self, x: Tensor) -> Tensor:
+        """Return the denoiser's result (N, H, W, C) as `begin_decode` takes it."""
+        return x
 
     def _begin_draft(self, x0: Tensor, output_type: str) -> Callable[[], Any]:
         """Start to decode x0 for a preview, as `_begin_decode` does."""
@@ -278,8 +285,10 @@ class Parts:
 
     def _output_type(self, output_type: Any) -> str:
         """Return the checked output type; None is "pil". Raises InputError for a type that the pipeline lacks."""
-        output_type = checked("output_type", "pil" if output_type is None else output_type, OutputType)
-        check_channels(self._channels, output_type)
+        kinds = Literal[OutputType, "latent"] if self.returns_latents else OutputType
+        output_type = checked("output_type", "pil" if output_type is None else output_type, kinds)
+        if output_type != LATENT:
+            check_channels(self._channels, output_type)
         return output_type
 
     @property

@@ -3,9 +3,9 @@
 Prompts -> text encoders -> conditions; seeds -> noise; the denoising loop -> VAE -> pictures.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from fastdiff.arguments import instance
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import CONTROLNET, TEXT_ENCODER, UNET_CONDITION, pipeline_class
-from fastdiff.diffusion.decoding import LATENT, OutputType, begin_latents, with_mean_and_std
+from fastdiff.diffusion.decoding import with_mean_and_std
 from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
@@ -61,6 +61,7 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts, ImagePrompting, Con
     """
 
     reads_text: ClassVar[bool] = True
+    returns_latents: ClassVar[bool] = True
     refused = REFUSED
     text_encoder_name, unet_name = TEXT_ENCODER.name, UNET_CONDITION.name
     interrupt = False  # a run is interrupted by leaving the loop over `stream`
@@ -350,13 +351,6 @@ class TextToImagePipeline(TextualInversion, EncodingPrompts, ImagePrompting, Con
         sides = self.denoiser.config.trained_size or shape[1:]
         return make(options.height or self.scale * sides[0], options.width or self.scale * sides[1])
 
-    def _output_type(self, output_type: Any) -> str:
-        checked("output_type", output_type, Literal[OutputType, "latent"] | None)
-        return LATENT if output_type == LATENT else super()._output_type(output_type)
-
-    def _begin_decode(self, x: Tensor, output_type: str) -> Callable[[], Any]:
-        """As in `Parts`; the output type `latent` returns x as (N, C, H, W)."""
-        if output_type == LATENT:
-            return begin_latents(x)
+    def _for_vae(self, x: Tensor) -> Tensor:
         assert self.vae is not None
-        return super()._begin_decode(with_mean_and_std(self.vae, x) if self.encoders.of_sdxl else x, output_type)
+        return with_mean_and_std(self.vae, x) if self.encoders.of_sdxl else x

@@ -3,9 +3,9 @@
 Captions -> chat template -> Qwen3 -> states; seeds -> noise; the flow from noise to latents -> VAE -> pictures.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import CAPTIONS, QWEN3, TOKENIZER, VAE
 from fastdiff.diffusion.conditions import Guidance
-from fastdiff.diffusion.decoding import LATENT, OutputType, begin_latents
 from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.results import Step
 from fastdiff.errors import InputError
@@ -67,6 +66,7 @@ class ZImagePipeline(Pipeline):
     """
 
     reads_text: ClassVar[bool] = True
+    returns_latents: ClassVar[bool] = True
     refused = REFUSED
     optional_parts: ClassVar[tuple[str, ...]] = (QWEN3.name, TOKENIZER.name)
     denoiser: ZImageTransformer2DModel
@@ -232,17 +232,10 @@ class ZImagePipeline(Pipeline):
             sigmas = torch.linspace(1.0, 1 / steps, steps).tolist()
         return super()._schedule(sampling, None, sigmas, begin, shape)
 
-    def _output_type(self, output_type: Any) -> str:
-        checked("output_type", output_type, Literal[OutputType, "latent"] | None)
-        return LATENT if output_type == LATENT else super()._output_type(output_type)
-
-    def _begin_decode(self, x: Tensor, output_type: str) -> Callable[[], Any]:
-        """As in `Parts`; the output type `latent` returns x as (N, C, H, W)."""
-        if output_type == LATENT:
-            return begin_latents(x)
+    def _for_vae(self, x: Tensor) -> Tensor:
         assert self._vae is not None
         shift = self._vae.config.shift_factor or 0.0
-        return super()._begin_decode(x + shift * self._vae.config.scaling_factor, output_type)
+        return x + shift * self._vae.config.scaling_factor
 
 
 def _checked_norm(value: Any) -> float:
