@@ -121,7 +121,7 @@ class ImageReader:
         return tuple(zip(*found, strict=True))
 
     def _of(self, given: Sequence[Tensor], dtype: torch.dtype) -> "_Made":
-        """Return the keys and values of embeddings, those of an earlier call if nothing has been written since."""
+        """Return the keys and values of embeddings. An earlier call's are kept until something is written."""
         tensors = [parameters[name] for parameters, name in self._weights]
         is_cuda = given[0].device.type == "cuda"
         counts_writes = not any(each.is_inference() for each in (*tensors, *given))

@@ -195,14 +195,19 @@ def with_inputs(x: Tensor, *inputs: Tensor) -> Tensor:
     return torch.cat([x, *(each.expand(len(x), -1, -1, -1) for each in inputs)], dim=-1) if inputs else x
 
 
+def _guided(output: Tensor, unguided: Tensor, scale: Tensor) -> Tensor:
+    """Return the guided output (N, H, W, C) float32. `scale` is (N,) float32."""
+    output, unguided = output.float(), unguided.float()
+    return unguided + scale[:, None, None, None] * (output - unguided)
+
+
 def _rescaled(output: Tensor, unguided: Tensor, scale: Tensor, share: float) -> Tensor:
     """Return the guided output (N, H, W, C) float32, rescaled in part to the deviation of the conditional output.
 
     `scale` is (N,) float32. `share` is the part, 0 to 1 (Lin et al. 2024, arXiv 2305.08891, section 3.4). Each picture
     is computed on its own, so its bits do not depend on its batch.
     """
-    output, unguided = output.float(), unguided.float()
-    guided = unguided + scale[:, None, None, None] * (output - unguided)
+    output, guided = output.float(), _guided(output, unguided, scale)
     spreads = [(each.std(), its_guided.std()) for each, its_guided in zip(output, guided, strict=True)]
     factors = torch.stack([share * (before / after) + (1 - share) for before, after in spreads])
     return guided * factors[:, None, None, None]
@@ -213,8 +218,7 @@ def _bounded(output: Tensor, unguided: Tensor, scale: Tensor, most: float) -> Te
 
     As `cfg_normalization` of diffusers' ZImagePipeline. Each picture is computed on its own, as in `_rescaled`.
     """
-    output, unguided = output.float(), unguided.float()
-    guided = unguided + scale[:, None, None, None] * (output - unguided)
+    output, guided = output.float(), _guided(output, unguided, scale)
     norms = [(before.norm(), its_guided.norm()) for before, its_guided in zip(output, guided, strict=True)]
     factors = torch.stack([(most * before / after).clamp(max=1) for before, after in norms])
     return guided * factors[:, None, None, None]

@@ -18,7 +18,7 @@ from fastdiff.kinds import Prompt as Text
 from fastdiff.models.blocks.conditioning import Prompt
 from fastdiff.models.qwen3 import Qwen3Model
 from fastdiff.models.z_image import ZImageTransformer2DModel, rounded_up
-from fastdiff.pipelines.prompted import Group
+from fastdiff.pipelines.prompted import Group, groups_of
 from fastdiff.schema import Wanted, checked, whole
 from fastdiff.text.chat_tokenizer import LENGTH, MAX_LENGTH, ChatTokenizer
 
@@ -153,17 +153,16 @@ def caption_groups(
     """
     halves = [states, away] if guidance is not None else [states]
     keys = [tuple(rounded_up(len(half[i])) for half in halves) for i in of_pictures]
-    groups = []
-    for key in sorted(set(keys)):
-        rows = [row for row, each in enumerate(keys) if each == key]
+
+    def make(rows: list[int], step: int) -> Conditions:
         told = [half[of_pictures[row]] for half in halves for row in rows]
         different = {id(each): each for each in told}
         order = {identity: place for place, identity in enumerate(different)}
         own, *null = upload([order[id(each)] for each in told], device).split(len(rows))
         guided = None if guidance is None else replace(guidance, null_conditions=null[0])
-        conditions = Conditions(None, own, guided, _prompt([*different.values()], size, device))
-        groups.append(Group(rows, [conditions]))
-    return groups
+        return Conditions(None, own, guided, _prompt([*different.values()], size, device))
+
+    return groups_of(keys, 1, make, lambda step: None)
 
 
 def _prompt(states: Sequence[Tensor], size: tuple[int, int], device: torch.device) -> Prompt:

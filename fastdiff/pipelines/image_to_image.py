@@ -21,7 +21,7 @@ from fastdiff.models.distribution import DiagonalGaussianDistribution
 from fastdiff.pipelines.drawing import DrawingOptions, Started
 from fastdiff.pipelines.image_processor import ImageProcessor, stacked
 from fastdiff.pipelines.refining import DenoisingStart
-from fastdiff.pipelines.strength import FlowStrength, Strength
+from fastdiff.pipelines.strength import Strength
 from fastdiff.requests.defaults import strength_of
 from fastdiff.samplers.shared.noise import Generators, Noise, randn_tensor
 from fastdiff.samplers.shared.schedule import Schedule
@@ -43,9 +43,9 @@ class ImageOptions:
         if self.image is None and self.begins is not None:
             raise InputError("denoising_start: the run goes on from image; give the latents of the first part as image")
 
-    def begins_at(self, default: float) -> Strength | DenoisingStart:
-        """Return where the run begins. `default` is the strength if none is given."""
-        return self.begins or Strength(default if self.strength is None else float(self.strength))
+    def begins_at(self, default: float, *, of_captions: bool = False) -> Strength | DenoisingStart:
+        """Return where the run begins. `default` is the strength if none is given. of_captions: with Z-Image."""
+        return self.begins or Strength(default if self.strength is None else float(self.strength), of_captions)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Encoding:
     vae: Autoencoder
     of_sdxl: bool
     working: Callable[[Autoencoder], AbstractContextManager[None]]  # keeps the VAE on the GPU during a block
-    shifts: bool = False  # whether latents are shifted as the VAE's config says; only Z-Image's pipelines do so
+    of_captions: bool = False  # whether it is Z-Image, whose latents are shifted as the VAE's config says
 
     @property
     def _upcasts(self) -> bool:
@@ -90,7 +90,7 @@ class Encoding:
     def _scaled(self, latents: Tensor) -> Tensor:
         """Return a VAE's latents (N, C, h, w) as the U-Net knows them: of deviation 1, for SDXL also of mean 0."""
         config = self.vae.config
-        if self.shifts and config.shift_factor is not None:
+        if self.of_captions and config.shift_factor is not None:
             latents = latents - config.shift_factor
         mean, std = config.latents_mean, config.latents_std
         if not self.of_sdxl or mean is None or std is None:
@@ -107,7 +107,7 @@ class ImageStart:
     images: Tensor  # (M, C, H, W) in [-1, 1], or latents (M, C, h, w)
     are_latents: bool
     scale: int  # pixels for each latent
-    begins: Strength | FlowStrength | DenoisingStart
+    begins: Strength | DenoisingStart
     encoding: Encoding
 
     @property
@@ -159,13 +159,18 @@ class ImageStart:
 
 
 def read_image_to_image(
-    options: ImageOptions, asked: DrawingOptions, vae: Autoencoder, encoding: Encoding
+    options: ImageOptions, asked: DrawingOptions, vae: Autoencoder, encoding: Encoding, factor: int = 1
 ) -> ImageStart:
-    """Check the pictures of a call. Raises InputError for anything but pictures or latents of one size."""
+    """Check the pictures of a call. Raises InputError for anything but pictures or latents of one size.
+
+    factor: divides the height and width of latents.
+    """
     if asked.latents is not None:
         raise InputError("latents: a run with image starts from it; leave out one of the two")
-    images, are_latents = read_images(options.image, vae, lambda: (asked.height, asked.width))
-    begins = options.begins_at(strength_of(of_sdxl=encoding.of_sdxl, masked=False))
+    images, are_latents = read_images(options.image, vae, lambda: (asked.height, asked.width), factor)
+    of_captions = encoding.of_captions
+    usual = strength_of(of_sdxl=encoding.of_sdxl, masked=False, of_captions=of_captions)
+    begins = options.begins_at(usual, of_captions=of_captions)
     return ImageStart(images, are_latents, vae.config.scale, begins, encoding)
 
 

@@ -27,6 +27,7 @@ from fastdiff.samplers.shared.from_config import name_of, scheduler_like
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 from fastdiff.text.chat_tokenizer import ChatTokenizer
+from fastdiff.text.loading import Tokenizer
 from fastdiff.text.tokenizer import CLIPTokenizer
 
 AnyParts = TypeVar("AnyParts", bound="Parts")
@@ -54,7 +55,7 @@ def adopted(name: str, value: Any) -> Any:
 
     Raises InputError that begins with `name` for anything else.
     """
-    if value is None or isinstance(value, Model | CLIPTokenizer | ChatTokenizer | Scheduler):
+    if value is None or isinstance(value, Model | Tokenizer | Scheduler):
         return value
     if name == SCHEDULER.name:
         return scheduler_like(value)

@@ -5,7 +5,7 @@ batch would change their bits. All texts are encoded before the first step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,12 +40,12 @@ class Group(NamedTuple):
 
 
 def groups_of(
-    counts: Sequence[int], steps: int, make: Callable[[list[int], int], Conditions], key: Callable[[int], object]
+    counts: Sequence[Any], steps: int, make: Callable[[list[int], int], Conditions], key: Callable[[int], object]
 ) -> list[Group]:
     """Return the groups of a batch.
 
     Args:
-        counts: the number of chunks of each picture.
+        counts: the number of chunks of each picture, or several numbers. Pictures with equal ones form a group.
         steps: the number of model calls that the texts may change at; 1 if they never change.
         make: returns the conditions of these pictures at a model call.
         key: says what all texts are at a model call. Calls of one key share their conditions.

@@ -8,15 +8,14 @@ from typing import Any
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import FILE_NAME, ModelInfo
 from fastdiff.checkpoints.names import Variant
-from fastdiff.checkpoints.registry import CHAT_TOKENIZER, CONTROLNET, PIPELINES, TOKENIZER, PipelineClass
+from fastdiff.checkpoints.registry import CONTROLNET, PIPELINES, PipelineClass
 from fastdiff.checkpoints.saving import Configured, check_not_uploading, into_folder
 from fastdiff.errors import InputError
 from fastdiff.models.model import Model
 from fastdiff.pipelines.parts import Parts
 from fastdiff.samplers.shared.scheduler import FrozenDict
 from fastdiff.schema import checked
-from fastdiff.text.chat_tokenizer import ChatTokenizer
-from fastdiff.text.tokenizer import CLIPTokenizer
+from fastdiff.text.loading import Tokenizer
 
 NOTHING = (None, None)  # in model_index.json, a part that is not there
 
@@ -132,10 +131,6 @@ def _pair(part: Any) -> tuple[str | None, str | None]:
         return NOTHING
     if isinstance(part, tuple):
         return CONTROLNET.library, CONTROLNET.classes[1]
-    if isinstance(part, ChatTokenizer):
-        return CHAT_TOKENIZER.library, CHAT_TOKENIZER.class_name
-    if isinstance(part, CLIPTokenizer):
-        return TOKENIZER.library, TOKENIZER.class_name
-    if isinstance(part, Model):
+    if isinstance(part, Model | Tokenizer):
         return part.part.library, part.part.class_name
     return "diffusers", type(part).__name__

@@ -27,17 +27,15 @@ from fastdiff.models.z_image import TRAIN_STEPS, ZImageTransformer2DModel
 from fastdiff.pipelines.base import Pipeline
 from fastdiff.pipelines.captions import CaptionEncoder, CaptionOptions, Captions, Texts, caption_groups
 from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
-from fastdiff.pipelines.image_to_image import Encoding, ImageOptions, ImageStart, read_images
+from fastdiff.pipelines.image_to_image import Encoding, ImageOptions, ImageStart, read_image_to_image
 from fastdiff.pipelines.parts import VAE_KINDS
 from fastdiff.pipelines.prompted import denoise_groups
-from fastdiff.pipelines.strength import FlowStrength
 from fastdiff.requests.defaults import LIBRARY, Sampling
 from fastdiff.samplers.shared.schedule import Begin, Schedule
 from fastdiff.samplers.shared.scheduler import Scheduler
 from fastdiff.schema import checked
 from fastdiff.text.chat_tokenizer import ChatTokenizer
 
-STRENGTH = 0.6  # of image to image, as in diffusers
 SHIFTS = (256, 4096, 0.5, 1.15)  # diffusers' values for schedulers whose config does not say them
 
 REFUSED = {  # arguments of other pipelines and of diffusers, and why they are refused
@@ -59,7 +57,7 @@ class ZImagePipeline(Pipeline):
 
     A caption and a seed give the same bits whatever the batch size, and wherever in the batch they are. A `generator`
     gives the noise that diffusers draws with it. Z-Image-Turbo wants `num_inference_steps=8` or 9, and
-    `guidance_scale=0`. The other defaults are those of diffusers, 50 steps and 5. ::
+    `guidance_scale=0`. The defaults are diffusers': 50 steps and guidance 5. ::
 
         pipe = fastdiff.Pipeline.from_pretrained("path/to/Z-Image-Turbo")
         pipe("a red fox in the snow", num_inference_steps=9, guidance_scale=0, seed=7).images[0].save("fox.png")
@@ -190,14 +188,9 @@ class ZImagePipeline(Pipeline):
         """Return what a run with a picture starts from; None for a run without."""
         if options.image is None:
             return None
-        if asked.latents is not None:
-            raise InputError("latents: a run with image starts from it; leave out one of the two")
-        vae = self._vae
-        assert vae is not None
-        size = asked.height, asked.width
-        images, are_latents = read_images(options.image, vae, lambda: size, self.denoiser.config.size_factor)
-        begins = FlowStrength(STRENGTH if options.strength is None else options.strength)
-        return ImageStart(images, are_latents, vae.config.scale, begins, Encoding(vae, False, self._working, True))
+        assert self._vae is not None
+        encoding = Encoding(self._vae, of_sdxl=False, working=self._working, of_captions=True)
+        return read_image_to_image(options, asked, self._vae, encoding, self.denoiser.config.size_factor)
 
     @property
     def _noise_dtype(self) -> torch.dtype:
@@ -211,7 +204,7 @@ class ZImagePipeline(Pipeline):
 
     def _shift(self, shape: tuple[int, int, int] | None) -> float | None:
         """Return `mu`, linear in the number of picture tokens, as diffusers' `calculate_shift`."""
-        if shape is None or not self.scheduler._takes("mu"):
+        if shape is None or not self.scheduler.takes("mu"):
             return None
         config, patch = self.scheduler.config, self.denoiser.config.size_factor
         names = ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")

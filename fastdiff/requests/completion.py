@@ -10,7 +10,6 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.kinds import MAX_SEED, MAX_SIDE
 from fastdiff.requests.defaults import (
-    STRENGTH_OF_CAPTIONS,
     UPSCALE_MODE,
     UPSCALE_STRENGTH,
     Defaults,
@@ -216,9 +215,8 @@ def default_strength(card: ModelCard, *, masked: bool, controlled: bool = False)
 
     masked: of its inpainting pipeline; controlled: of its pipeline with ControlNets.
     """
-    if card.reads_captions:
-        return STRENGTH_OF_CAPTIONS
-    return strength_of(of_sdxl=_is_of_sdxl(card), masked=masked, controlled=controlled)
+    of_sdxl, of_captions = _is_of_sdxl(card), card.reads_captions
+    return strength_of(of_sdxl=of_sdxl, masked=masked, controlled=controlled, of_captions=of_captions)
 
 
 def _is_of_sdxl(card: ModelCard) -> bool:

@@ -99,8 +99,13 @@ def model_of(*, labelled: bool) -> str:
     return MODEL_OF_LABELS if labelled else MODEL
 
 
-def strength_of(*, of_sdxl: bool, masked: bool, controlled: bool = False) -> float:
-    """Return the default strength of a run from a picture; `masked`: of inpainting; `controlled`: by ControlNets."""
+def strength_of(*, of_sdxl: bool, masked: bool, controlled: bool = False, of_captions: bool = False) -> float:
+    """Return the default strength of a run from a picture.
+
+    masked: of inpainting; controlled: by ControlNets; of_captions: with Z-Image.
+    """
+    if of_captions:
+        return STRENGTH_OF_CAPTIONS
     if masked:
         return MASKED_STRENGTH_OF_SDXL if of_sdxl else MASKED_STRENGTH
     return STRENGTH_OF_SDXL if of_sdxl and not controlled else STRENGTH

@@ -42,10 +42,12 @@ class ChatTokenizerConfig(Schema):
 
 
 class ChatTokenizer:
-    """The tokenizer of a folder, such as Z-Image's `tokenizer`. The ids are those of transformers' Qwen2Tokenizer.
+    """The tokenizer of a folder, such as Z-Image's `tokenizer`. It makes the ids of transformers' Qwen2Tokenizer.
 
     Raises InputError for files that are missing, damaged or inconsistent, and for another kind of tokenizer.
     """
+
+    part = CHAT_TOKENIZER
 
     def __init__(self, folder: str | Path):
         folder = Path(path("folder", folder))

@@ -51,7 +51,7 @@ def vector_tokens(token: str, vectors: int) -> tuple[str, ...]:
 
 
 class CLIPTokenizer:
-    """The tokenizer of a folder, such as a pipeline's `tokenizer`. The ids are those of transformers' CLIPTokenizer.
+    """The tokenizer of a folder, such as a pipeline's `tokenizer`. It makes the ids of transformers' CLIPTokenizer.
 
     Attributes:
         length: the number of tokens that the text encoder reads.
@@ -64,6 +64,8 @@ class CLIPTokenizer:
 
     Raises InputError for files that are missing, damaged or inconsistent, and for another kind of tokenizer.
     """
+
+    part = TOKENIZER
 
     def __init__(self, folder: str | Path):
         folder = Path(path("folder", folder))

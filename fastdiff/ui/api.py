@@ -152,7 +152,7 @@ def _parameters(catalogue: Catalogue) -> dict[str, tuple[str, Any]]:
     """Return for each parameter of /generate what it is, and the default that null stands for."""
     own = "the model's own"
     size = f"{own} training size, or the size of the start picture"
-    guidance = "How closely to follow the label or the prompt (1 turns guidance off, 0 that of Z-Image)"
+    guidance = "How closely to follow the label or the prompt (1 turns guidance off; with Z-Image 0 does)"
     etas = " and ".join(f"{eta:g} for {name}" for name, eta in ETAS.items())
     return {
         "model": ("A model that /models lists", f"{defaults.MODEL}, or {defaults.MODEL_OF_LABELS} if there is a label"),

@@ -20,7 +20,7 @@ MAX_DEPTH = 3  # folders below the models folder
 def cached_models() -> dict[str, Path]:
     """Return the models in huggingface_hub's cache that fastdiff can draw with: hub id to folder.
 
-    The folder is that of the main revision, or else of the last download. Models whose files cannot be read are
+    The folder holds the main revision, or else the last download. Models whose files cannot be read are
     included, so that a list can say what is wrong with them. The result is empty without a cache.
     """
     return _cached(lambda folder: _is_supported(folder) or _is_broken(folder), unreadable=True)
@@ -29,7 +29,7 @@ def cached_models() -> dict[str, Path]:
 def cached_controlnets() -> dict[str, Path]:
     """Return the folders with ControlNets in huggingface_hub's cache: hub id to folder. A folder may hold several.
 
-    Those of pipelines are left out. The folder is chosen as by `cached_models`.
+    ControlNets of pipelines are left out. `cached_models` describes the folder.
     """
     return _cached(_holds_controlnets, unreadable=False)
 

@@ -244,7 +244,7 @@ class Scheduler(Configured):
         if mu is not None:
             chosen["mu"] = mu
         for name in chosen:
-            if not self._takes(name):
+            if not self.takes(name):
                 what = name if name == "mu" else f"custom {name}"
                 raise InputError(f"{name}: {type(self).__name__} does not support {what}; use {_which_take(name)}")
         loop = copy.copy(self)
@@ -252,7 +252,7 @@ class Scheduler(Configured):
         return loop
 
     @classmethod
-    def _takes(cls, name: str) -> bool:
+    def takes(cls, name: str) -> bool:
         """Return whether `set_timesteps` takes an argument of this name, such as "timesteps" or "sigmas"."""
         return name in inspect.signature(cls.set_timesteps).parameters
 
@@ -383,7 +383,7 @@ class Scheduler(Configured):
 def _which_take(name: str) -> str:
     """Return the samplers whose `set_timesteps` takes an argument, each by its first name."""
     classes = [getattr(import_module(sampler.module), class_name) for class_name, sampler in SAMPLERS.items()]
-    *names, last = (next(iter(each.names)) for each in classes if each._takes(name))
+    *names, last = (next(iter(each.names)) for each in classes if each.takes(name))
     return f"{', '.join(names)} or {last}" if names else last
 
 

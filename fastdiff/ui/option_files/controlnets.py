@@ -1,4 +1,4 @@
-"""The ControlNets that the page offers: those of the catalogue that fit a model. Only configs and headers are read.
+"""The ControlNets that the page offers for a model. Only configs and headers are read.
 
 A user gives names alone. A name that is not in the list opens no folder and no file.
 """
@@ -41,13 +41,13 @@ class ControlNets:
         self._configs: dict[object, ControlNetConfig | str] = {}  # or what is wrong, by the state of the files
 
     def offered(self, card: ModelCard) -> dict[str, Path]:
-        """Return the folders and files of those that fit a model, by name."""
+        """Return the folders and files of the ControlNets that fit a model, by name."""
         if not can_be_controlled(card):
             return {}
         return {name: place for name, place in self._find().items() if self._misfit(place, card) is None}
 
     def names(self) -> set[str]:
-        """Return the names of all ControlNets, also of those that fit no model."""
+        """Return the names of all ControlNets, whether or not they fit a model."""
         return {name for name, place in self._find().items() if not isinstance(self._config(place), str)}
 
     def _config(self, place: Path) -> ControlNetConfig | str:
