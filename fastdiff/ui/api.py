@@ -19,11 +19,11 @@ from fastdiff.sampler_names import ETAS
 from fastdiff.ui.drawing import Drawn, draw, prepare
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.parts.catalogue import Catalogue
-from fastdiff.ui.parts.messages import PROBLEMS, explain, field_name
 from fastdiff.ui.parts.request import PREPROCESSOR, Limits, UncheckedRequest
-from fastdiff.ui.parts.running import subject_of, title_of
 from fastdiff.ui.progress import View
+from fastdiff.ui.queueing.messages import PROBLEMS, explain, field_name
 from fastdiff.ui.queueing.queue import Job
+from fastdiff.ui.queueing.running import title_of
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.serving.store import Store, new_folder
 
@@ -211,7 +211,7 @@ async def _drawn(
     def steps() -> Iterator[tuple[Progress, list[Drawn]]]:
         yield from draw(run, engine, _folder(store, limits, request))
 
-    title = title_of(subject_of(asked), len(run.cells))
+    title = title_of(asked.subject, len(run.cells))
     job = Job(owner, "API", title, view.follow(steps()), [view])
     engine.queue.add(job, limits.waiting, limits.waiting_of_one)
     try:

@@ -21,12 +21,12 @@ from fastdiff.ui.engine import Engine
 from fastdiff.ui.gallery import required
 from fastdiff.ui.option_files.controlnets import OF_CONTROL
 from fastdiff.ui.parts.form import Form
-from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, problem
 from fastdiff.ui.parts.request import Limits
-from fastdiff.ui.parts.running import QUICK, RunControls, Updates, status_of, subject_of, title_of
 from fastdiff.ui.parts.upload import form_settings, numerics_notice
 from fastdiff.ui.progress import View
+from fastdiff.ui.queueing.messages import PROBLEMS, field_name, note, problem
 from fastdiff.ui.queueing.queue import Job
+from fastdiff.ui.queueing.running import QUICK, RunControls, Updates, status_of, title_of
 
 KIND = "Compare"  # of jobs
 # settings whose fields only Draw has
@@ -143,7 +143,7 @@ class CompareTab:
                 for fraction in view.follow(draw(run, self.engine, shelf.new_folder())):
                     yield (done + fraction) / 2
 
-        title = title_of(f"Comparison: {subject_of(asked[0])}", 2)
+        title = title_of(f"Comparison: {asked[0].subject}", 2)
         job = Job(session.owner(request), KIND, title, steps(), views)
         self.engine.queue.add(job, limits.waiting, limits.waiting_of_one)
         return {}

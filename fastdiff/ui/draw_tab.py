@@ -22,9 +22,7 @@ from fastdiff.ui.inputs.axes import Axes
 from fastdiff.ui.inputs.uploaded import uploaded_path
 from fastdiff.ui.parts.examples import build_examples, example_of, fit_examples
 from fastdiff.ui.parts.form import DrawForm
-from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, number_of_pictures, problem
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
-from fastdiff.ui.parts.running import QUICK, SOON, RunControls, Updates, status_of, subject_of, title_of, words_of_place
 from fastdiff.ui.parts.subject import LabelPickers
 from fastdiff.ui.parts.upload import (
     build_upload,
@@ -33,7 +31,9 @@ from fastdiff.ui.parts.upload import (
     read_record,
 )
 from fastdiff.ui.progress import View
+from fastdiff.ui.queueing.messages import PROBLEMS, field_name, note, number_of_pictures, problem
 from fastdiff.ui.queueing.queue import Job, State
+from fastdiff.ui.queueing.running import QUICK, SOON, RunControls, Updates, status_of, title_of, words_of_place
 from fastdiff.ui.serving.store import Shelf
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 from fastdiff.ui.starting import Starting, larger, with_inputs
@@ -152,7 +152,7 @@ class DrawTab:
             folder = shelf.new_folder()
             yield from draw_sheet(sheet, self.engine, folder) if sheet else draw(runs[0], self.engine, folder)
 
-        title = title_of("X/Y sheet" if sheet else subject_of(asked), sum(len(run.cells) for run in runs))
+        title = title_of("X/Y sheet" if sheet else asked.subject, sum(len(run.cells) for run in runs))
         named = replace(runs[0], request=self.engine.catalogue.with_names(runs[0].request))
         return title, View(run=None if sheet else named, notices=notices), steps()
 

@@ -32,7 +32,7 @@ from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.option_files.controlnets import weights_of_controlnets
 from fastdiff.ui.option_files.offered import OptionFiles
 from fastdiff.ui.parts.catalogue import Catalogue
-from fastdiff.ui.parts.messages import PROBLEMS
+from fastdiff.ui.queueing.messages import PROBLEMS
 from fastdiff.ui.queueing.queue import Queue
 
 MAX_LOADED = 2  # models that stay in memory, and ControlNets: a comparison uses two

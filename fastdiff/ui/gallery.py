@@ -20,9 +20,9 @@ from fastdiff.requests.request import AXES
 from fastdiff.ui.drawing import Drawn, Session, write_grid, write_zip
 from fastdiff.ui.inputs.axes import Axes
 from fastdiff.ui.inputs.uploaded import keep, keep_inputs, without_folder
-from fastdiff.ui.parts.messages import PROBLEMS, field_name, note, number_of_pictures, problem
 from fastdiff.ui.parts.request import Limits
-from fastdiff.ui.parts.running import QUICK, Updates
+from fastdiff.ui.queueing.messages import PROBLEMS, field_name, note, number_of_pictures, problem
+from fastdiff.ui.queueing.running import QUICK, Updates
 from fastdiff.ui.serving.store import new_folder
 
 MAX_SUBJECT = 60  # characters of a label or prompt in a caption

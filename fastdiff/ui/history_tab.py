@@ -19,8 +19,8 @@ from fastdiff.ui.gallery import CLOSE, DOWNLOAD, GRID, ONE, Panel, Stage, captio
 from fastdiff.ui.history.index import Found
 from fastdiff.ui.history.search import MAX_QUERY, Search
 from fastdiff.ui.inputs.axes import Axes
-from fastdiff.ui.parts.messages import PROBLEMS, note, number_of_pictures, problem
-from fastdiff.ui.parts.running import QUICK, Updates
+from fastdiff.ui.queueing.messages import PROBLEMS, note, number_of_pictures, problem
+from fastdiff.ui.queueing.running import QUICK, Updates
 from fastdiff.ui.serving.store import Shelf, new_folder
 
 PAGE_SIZE = 40  # pictures

@@ -16,9 +16,9 @@ from fastdiff.ui.engine import Engine
 from fastdiff.ui.history_tab import HistoryTab
 from fastdiff.ui.parts.draw_fields import SHOW
 from fastdiff.ui.parts.examples import fit_examples
-from fastdiff.ui.parts.messages import PROBLEMS
 from fastdiff.ui.parts.request import Limits
-from fastdiff.ui.parts.running import LATER, QUICK, SOON, Updates, list_runs, watch_server
+from fastdiff.ui.queueing.messages import PROBLEMS
+from fastdiff.ui.queueing.running import LATER, QUICK, SOON, Updates, list_runs, watch_server
 from fastdiff.ui.serving.failures import CheckedBlocks
 from fastdiff.ui.serving.store import MAX_AGE, Store
 from fastdiff.ui.starting import editor_of

@@ -29,10 +29,10 @@ from fastdiff.ui.parts.controls import SizeControls
 from fastdiff.ui.parts.draw_fields import EDITOR
 from fastdiff.ui.parts.examples import fit_examples
 from fastdiff.ui.parts.form import DrawForm
-from fastdiff.ui.parts.messages import PROBLEMS, note, problem
 from fastdiff.ui.parts.request import CANNY, Limits, UncheckedRequest
-from fastdiff.ui.parts.running import QUICK, Updates
 from fastdiff.ui.parts.upload import form_settings, numerics_notice
+from fastdiff.ui.queueing.messages import PROBLEMS, note, problem
+from fastdiff.ui.queueing.running import QUICK, Updates
 
 STARTS = "Starts from {}. Set the strength, and press Generate."
 PAINTS = "Starts from {}. Paint what should change, and press Generate."

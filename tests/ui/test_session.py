@@ -12,7 +12,7 @@ from fastdiff.errors import DeviceLostError, InputError
 from fastdiff.runs import files
 from fastdiff.ui.drawing import Drawn, Session
 from fastdiff.ui.gallery import captioned, settings_table
-from fastdiff.ui.parts.messages import explain, note, problem
+from fastdiff.ui.queueing.messages import explain, note, problem
 from fastdiff.ui.serving.store import MAX_AGE, Store, new_folder
 
 

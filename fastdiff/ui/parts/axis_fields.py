@@ -12,9 +12,9 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.sampler_names import SCHEDULERS
 from fastdiff.ui.inputs.axes import AXIS_NAMES, Axes, Axis
 from fastdiff.ui.parts.controls import can_guide
-from fastdiff.ui.parts.messages import PROBLEMS, field_name, number_of_pictures
 from fastdiff.ui.parts.request import UncheckedRequest
-from fastdiff.ui.parts.running import QUICK, Updates
+from fastdiff.ui.queueing.messages import PROBLEMS, field_name, number_of_pictures
+from fastdiff.ui.queueing.running import QUICK, Updates
 
 _NONE = ""  # the value of the choice None
 _TITLE = "X/Y sheet"

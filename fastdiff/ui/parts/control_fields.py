@@ -16,9 +16,9 @@ from fastdiff.errors import InputError
 from fastdiff.ui.option_files.controlnets import can_be_controlled
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.controls import Controls, Properties
-from fastdiff.ui.parts.messages import PROBLEMS
 from fastdiff.ui.parts.request import CANNY, PREPROCESSOR
-from fastdiff.ui.parts.running import QUICK, Updates
+from fastdiff.ui.queueing.messages import PROBLEMS
+from fastdiff.ui.queueing.running import QUICK, Updates
 
 NO_NET = ""  # the value of the list for no ControlNet
 MAX_SCALE = 2  # of the slider; a restored picture can have more

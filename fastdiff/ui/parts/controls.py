@@ -16,9 +16,9 @@ from fastdiff.requests.file_option import FileOption, weight_of
 from fastdiff.sampler_names import ETAS, SCHEDULERS
 from fastdiff.ui.option_files.offered import MAX_LORAS
 from fastdiff.ui.parts.catalogue import Catalogue
-from fastdiff.ui.parts.messages import PROBLEMS
 from fastdiff.ui.parts.request import RANDOM, Limits
-from fastdiff.ui.parts.running import QUICK, Updates
+from fastdiff.ui.queueing.messages import PROBLEMS
+from fastdiff.ui.queueing.running import QUICK, Updates
 
 MAX_STEPS = 150  # of the slider, as in A1111; the field beside it takes more
 MAX_GUIDANCE = 10  # of the slider; a restored picture can have more

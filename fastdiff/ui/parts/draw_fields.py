@@ -15,7 +15,7 @@ from fastdiff.requests.defaults import STRENGTH, UPSCALE_MODE, UPSCALE_STRENGTH
 from fastdiff.requests.syntax import EMPHASIS, SYNTAX
 from fastdiff.ui.inputs.mask import PAINT
 from fastdiff.ui.parts.controls import Controls, Properties
-from fastdiff.ui.parts.running import QUICK, Updates
+from fastdiff.ui.queueing.running import QUICK, Updates
 
 MAX_UPSCALE = 4  # of the slider; a restored picture can have more
 EDITOR = "editor"  # beside the settings of a picture: the HTML of the mask's editor

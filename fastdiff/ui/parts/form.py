@@ -26,8 +26,8 @@ from fastdiff.ui.parts.controls import (
 )
 from fastdiff.ui.parts.draw_fields import EDITOR, PromptingControls, StartControls, UpscaleControls
 from fastdiff.ui.parts.request import RANDOM, Limits, UncheckedRequest
-from fastdiff.ui.parts.running import Updates
 from fastdiff.ui.parts.subject import LabelPickers, PromptBoxes
+from fastdiff.ui.queueing.running import Updates
 
 
 @dataclass(frozen=True)

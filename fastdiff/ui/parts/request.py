@@ -1,5 +1,6 @@
 """An unchecked request from the form or the API, and the limits of a request."""
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_args
@@ -22,6 +23,7 @@ Preprocessor = Literal["none", "canny"]
 PREPROCESSOR, CANNY = get_args(Preprocessor)
 _Threshold = whole(0, 2040)  # of the gradient in fastdiff.edges
 _Scale = Annotated[float, Interval(ge=-100, le=100)]
+MAX_SUBJECT = 60  # characters of a prompt in the list of runs
 RANDOM = -1  # the seed of the form when it opens, as in A1111; None and an empty field mean the same
 _SeedOrRandom = Annotated[
     Seed | Literal[-1] | None, Wanted(f"a whole number from 0 to {MAX_SEED}, or {RANDOM} for a random seed")
@@ -68,6 +70,11 @@ class UncheckedRequest:
     control_start: Any = None
     control_end: Any = None
     guess_mode: Any = None
+
+    @property
+    def subject(self) -> str:
+        """The prompt, label or model of a checked request, in short."""
+        return textwrap.shorten(str(self.prompt or self.label or self.model), MAX_SUBJECT, placeholder="…")
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "UncheckedRequest":

@@ -20,8 +20,8 @@ from fastdiff.text.weighted.schedule import parse_schedule
 from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.controls import Controls, Properties
 from fastdiff.ui.parts.examples import examples_of
-from fastdiff.ui.parts.messages import PROBLEMS, problem
-from fastdiff.ui.parts.running import QUICK, Updates
+from fastdiff.ui.queueing.messages import PROBLEMS, problem
+from fastdiff.ui.queueing.running import QUICK, Updates
 
 MAX_RECENT = 20  # prompts
 SHORT = 80  # characters of a recent prompt in the list

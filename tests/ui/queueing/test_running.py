@@ -1,7 +1,7 @@
 """The status line and the list of runs."""
 
-from fastdiff.ui.parts.running import status_of
 from fastdiff.ui.queueing.queue import Job, State
+from fastdiff.ui.queueing.running import status_of
 
 
 def test_the_status_lines_of_two_runs_differ_also_with_the_same_words():

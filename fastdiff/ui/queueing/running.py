@@ -2,7 +2,6 @@
 
 import functools
 import html
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,15 +11,13 @@ from gradio.blocks import Block
 from gradio.components import Component
 
 from fastdiff.errors import InputError
-from fastdiff.ui.parts.messages import PROBLEMS, note, number_of_pictures, problem
-from fastdiff.ui.parts.request import UncheckedRequest
+from fastdiff.ui.queueing.messages import PROBLEMS, note, number_of_pictures, problem
 from fastdiff.ui.queueing.queue import Job, Queue, State
 
 CANCELLED = "Cancelled. Finished pictures are kept; the current step may still finish."
 FAILED = "The run failed; its finished pictures are kept. The server's log has the reason."
 UNSENT = "The server did not take this run. Press the button again; if that does not help, reload the page."
 SOON, LATER = 0.25, 2.0  # seconds between two looks at the queue, while the user has runs and otherwise
-MAX_SUBJECT = 60  # characters of a prompt in the list of runs
 Updates = dict[Block, Any]
 QUICK: dict[str, Any] = {
     "queue": False,
@@ -69,11 +66,6 @@ def watch_server(page: gr.Blocks, statuses: Sequence[Component], timer: gr.Timer
     """Let the page say on each status line that the server is lost, and come back with it."""
     script = _WATCH.replace("LOST", ", ".join(["lost"] * len(statuses)))
     page.load(None, None, [*statuses, timer], js=script, **QUICK)
-
-
-def subject_of(asked: UncheckedRequest) -> str:
-    """Return the prompt, label or model of a checked request, in short."""
-    return textwrap.shorten(str(asked.prompt or asked.label or asked.model), MAX_SUBJECT, placeholder="…")
 
 
 def title_of(subject: str, count: int) -> str:
