@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fastdiff.arguments import shown
-from fastdiff.checkpoints.single_files.kinds import BY_CONTEXT
+from fastdiff.checkpoints.single_files.ip_adapter_sizes import LAYERS
 from fastdiff.checkpoints.weights import diffusers_shapes, load_weights
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import on_meta
@@ -21,7 +21,7 @@ from fastdiff.kernels.linear import linear
 from fastdiff.models.blocks.embeddings import each_through, normed
 from fastdiff.models.blocks.text_attentions import TextReader
 from fastdiff.models.blocks.transformer import TextAttention
-from fastdiff.models.ip_adapter_files import LAYERS, StoredIPAdapter
+from fastdiff.models.ip_adapter_files import StoredIPAdapter
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
 
 _SHOWN = 3  # keys in an error
@@ -157,7 +157,7 @@ def build_ip_adapter(stored: StoredIPAdapter, unet: UNet2DConditionModel) -> IPA
     """
     paths = _cross_attentions(unet)
     assert unet.text_projections is not None  # guaranteed by _cross_attentions
-    _check_base(stored, unet)
+    stored.check_model(unet.config)
     with on_meta():
         adapter = IPAdapter(stored, paths, unet.text_projections.out_features)
     state = dict(stored.tensors)
@@ -176,18 +176,6 @@ def _cross_attentions(unet: UNet2DConditionModel) -> dict[str, TextAttention]:
         )
     parts = ("down_blocks.", "up_blocks.", "mid_block.")  # diffusers' order
     return {path: found[path] for part in parts for path in found if path.startswith(part)}
-
-
-def _check_base(stored: StoredIPAdapter, unet: UNet2DConditionModel) -> None:
-    wanted = unet.config.cross_width
-    if stored.text_width != wanted:
-        theirs, ours = (
-            f" ({BY_CONTEXT[width]})" if width in BY_CONTEXT else "" for width in (stored.text_width, wanted)
-        )
-        raise InputError(
-            f"{stored.source}: its tokens have {stored.text_width} channels{theirs}, and this model reads "
-            f"{wanted}{ours}; give an IP-Adapter of this model"
-        )
 
 
 def _check_layers(stored: StoredIPAdapter, state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fastdiff.adapters.factors import ONE, Factor, factor
 from fastdiff.arguments import optional, shown, text
 from fastdiff.checkpoints.registry import IMAGE_ENCODER
+from fastdiff.checkpoints.single_files.ip_adapter_sizes import check_encoder
 from fastdiff.diffusion.decoding import check_finite
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import resolve_device
@@ -317,15 +318,7 @@ class ImagePrompting(LastCall):
 def _check_encoder(encoder: CLIPVisionModelWithProjection, adapters: Sequence[IPAdapter]) -> None:
     """Raise InputError if an image encoder does not give what IP-Adapters read."""
     for adapter in adapters:
-        config = encoder.config
-        width = config.hidden_size if adapter.reads_states else config.projection_dim
-        if width != adapter.image_width:
-            raise InputError(
-                f"image_encoder: it gives {width} channels, and {adapter.source} reads {adapter.image_width}; give the "
-                "image encoder that it was trained with"
-            )
-        if config.num_channels != 3:
-            raise InputError(f"image_encoder: it reads {config.num_channels} channels; give one that reads pictures")
+        check_encoder(adapter.source, encoder.config, adapter.image_width, states=adapter.reads_states)
 
 
 def _one_each(name: str, given: Any, count: int) -> list[Any]:
