@@ -47,10 +47,10 @@ def accelerate(model_or_pipeline: Accelerated, precision: Precision = PRECISION)
     A scheduler of diffusers that fastdiff has too gets each timestep on the CPU, so that its `step` does not wait for
     the GPU. Call `accelerate` again after you replaced the scheduler.
 
-    What depends on time, text and labels only is computed once for the steps of a loop. An edit of a prompt or of a
-    weight counts at the next step. torch does not see some edits: through `.data`, through numpy, or by a CUDA graph.
-    Such an edit counts when the loop starts again, if it is of a prompt, of an adapter, or of a layer that has an
-    adapter or reads time, text or labels only.
+    What depends on time, text, labels and control pictures only is computed once for the steps of a loop. An edit of a
+    prompt, a picture or a weight counts at the next step. torch does not see some edits: through `.data`, through
+    numpy, or by a CUDA graph. Such an edit counts when the loop starts again, if it is of a prompt, a picture, an
+    adapter, or a layer that has an adapter or reads time, text, labels or control pictures only.
 
     For inference only: a sample that requires grad is an error.
 

@@ -6,7 +6,6 @@ a loop: what they make is the same at each step. The scales are in the values, a
 makes no new CUDA graph.
 """
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fastdiff.acceleration.layers import IP_PROCESSORS, IP_PROJECTION, library
-from fastdiff.acceleration.recall import state_of, viewed
+from fastdiff.acceleration.recall import Kept
 from fastdiff.arguments import as_float, shown
 from fastdiff.errors import InputError
 from fastdiff.models.blocks.transformer import TextAttention
@@ -23,7 +22,6 @@ from fastdiff.models.unet2d_condition import UNet2DConditionModel
 
 PLAIN = "ImageProjection"  # reads (N, n, C) of n pictures; the others read (N, n, L, C)
 PROJECTIONS = {PLAIN, "IPAdapterPlusImageProjection", "IPAdapterFullImageProjection"}
-CAPACITY = 4  # loops; some call a model with several prompts at each step. Chosen, not measured
 EMBEDS = "image_embeds"
 ARGUMENT = f"added_cond_kwargs: {EMBEDS}"
 UNDO = "call unload_ip_adapter() on the pipeline first"
@@ -74,9 +72,7 @@ class ImageReader:
         parts = (model.encoder_hid_proj, *self._processors)
         owners = [module for part in parts for module in part.modules()]
         places = [(owner._parameters, name) for owner in owners for name in owner._parameters]
-        self._weights = [(parameters, name) for parameters, name in places if parameters[name] is not None]
-        self._made: list[_Made] = []  # the latest first
-        self._begins = False
+        self._kept: Kept[_Made] = Kept([(owned, name) for owned, name in places if owned[name] is not None])
 
     def __call__(self, check: PromptCheck, added_cond_kwargs: Any) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
         """Return the other `added_cond_kwargs` of a call, and the keys and values (N, tokens, width) of each adapter.
@@ -94,7 +90,7 @@ class ImageReader:
 
     def begin(self) -> None:
         """Make what the next call reads anew, whether or not torch has counted writes."""
-        self._begins = True
+        self._kept.begin()
 
     def _checked(self, check: PromptCheck, given: Any) -> list[Tensor]:
         """Return the embeddings (N, n, ...) of each adapter."""
@@ -122,22 +118,11 @@ class ImageReader:
 
     def _of(self, given: Sequence[Tensor], dtype: torch.dtype) -> "_Made":
         """Return the keys and values of embeddings. An earlier call's are kept until something is written."""
-        tensors = [parameters[name] for parameters, name in self._weights]
-        is_cuda = given[0].device.type == "cuda"
-        counts_writes = not any(each.is_inference() for each in (*tensors, *given))
-        if not counts_writes or (is_cuda and torch.cuda.is_current_stream_capturing()):
-            return self._new(given, dtype, ())
-        stream = torch.cuda.current_stream(given[0].device) if is_cuda else None
-        state = (stream, [each._version for each in tensors], [state_of(each) for each in given])
-        known = next((each for each in self._made if each.is_of(given, state)), None)
-        made = self._new(given, dtype, state) if known is None or self._begins else known
-        self._made = [made, *(each for each in self._made if each is not known and each.is_alive())][:CAPACITY]
-        self._begins = False
-        return made
+        made = self._kept.find(given, lambda: self._new(given, dtype))
+        return self._new(given, dtype) if made is None else made
 
-    def _new(self, given: Sequence[Tensor], dtype: torch.dtype, state: tuple[Any, ...]) -> "_Made":
-        sources = [weakref.ref(viewed(each)) for each in given]
-        return _Made(sources, state, [self._keys_and_values(i, each.to(dtype)) for i, each in enumerate(given)])
+    def _new(self, given: Sequence[Tensor], dtype: torch.dtype) -> "_Made":
+        return _Made([self._keys_and_values(i, each.to(dtype)) for i, each in enumerate(given)])
 
     def _keys_and_values(self, adapter: int, embeds: Tensor) -> Tensor:
         """Return the keys and values (N, n * tokens, width) of embeddings (N, n, ...), with the scale 1.
@@ -155,19 +140,9 @@ class ImageReader:
 class _Made:
     """The keys and values of the pictures of a loop."""
 
-    def __init__(self, sources: list[weakref.ref[Tensor]], state: tuple[Any, ...], plain: list[Tensor]):
-        self._sources, self._state, self._plain = sources, state, plain
+    def __init__(self, plain: list[Tensor]):
+        self._plain = plain
         self._scaled: tuple[Scales, tuple[Tensor, ...]] | None = None
-
-    def is_of(self, given: Sequence[Tensor], state: tuple[Any, ...]) -> bool:
-        """Whether it was made from these tensors, and nothing was written to them and to the weights since."""
-        return state == self._state and all(
-            known() is viewed(each) for known, each in zip(self._sources, given, strict=True)
-        )
-
-    def is_alive(self) -> bool:
-        """Whether the tensors still exist."""
-        return all(known() is not None for known in self._sources)
 
     def scaled(self, scales: Scales, widths: Sequence[int]) -> tuple[Tensor, ...]:
         """Return the keys and values whose values are multiplied by their attention's scale."""

@@ -12,7 +12,8 @@ count, so nothing is kept for them.
 
 import operator
 import weakref
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,12 +33,16 @@ CAPACITY = 4  # runs; some loops call a model with several prompts at each step
 
 BLOCKS = ("down_blocks.", "mid_block.", "up_blocks.", "transformer_blocks.")
 
+Places = list[tuple[dict[str, Any], str]]  # of parameters: a module's `_parameters`, and a name in it
+Made = TypeVar("Made")
+
 
 class Recall:
     """The conditioning of the latest runs of a live model; it is the `recall` of our model."""
 
     def __init__(self, model: nn.Module, ours: Denoiser):
-        self._weights = _conditioning_weights(model, ours)
+        # our blocks read x and the conditioning; the layers that make a conditioning are outside of them
+        self._weights = places_of(model, ours, (name for name in ours.state_dict() if not name.startswith(BLOCKS)))
         self._counts_writes = not any(parameters[name].is_inference() for parameters, name in self._weights)
         self._runs: list[_Run] = []  # the latest first
 
@@ -85,6 +90,60 @@ class Recall:
         return [parameters[name]._version for parameters, name in self._weights]
 
 
+class Kept(Generic[Made]):
+    """What layers of a live model have made of a loop's tensors. It is kept until torch counts a write."""
+
+    def __init__(self, places: Places):
+        """places: of the parameters of the layers."""
+        self._places = places
+        self._made: list[tuple[Sources, tuple[Any, ...], Made]] = []  # the latest first
+        self._begins = False
+
+    def begin(self) -> None:
+        """Make what the next call reads anew, whether or not torch has counted writes."""
+        self._begins = True
+
+    def forget(self) -> None:
+        """Drop everything."""
+        self._made = []
+
+    def find(self, given: Sequence[Tensor], make: Callable[[], Made]) -> Made | None:
+        """Return what is kept of these tensors, or the result of `make`; None if writes are not counted."""
+        weights = [parameters[name] for parameters, name in self._places]
+        is_cuda = given[0].device.type == "cuda"
+        counts_writes = not any(each.is_inference() for each in (*weights, *given))
+        if not counts_writes or (is_cuda and torch.cuda.is_current_stream_capturing()):
+            return None
+        stream = torch.cuda.current_stream(given[0].device) if is_cuda else None
+        state = (stream, [each._version for each in weights])
+        known = next((each for each in self._made if each[1] == state and each[0].are(given)), None)
+        latest = (Sources(given), state, make()) if known is None or self._begins else known
+        self._made = [latest, *(each for each in self._made if each is not known and each[0].exist())][:CAPACITY]
+        self._begins = False
+        return latest[2]
+
+
+class Sources:
+    """The tensors that something was made of: weak references to them, and the writes to them."""
+
+    def __init__(self, given: Sequence[Tensor]):
+        self._given = [(weakref.ref(viewed(tensor)), state_of(tensor)) for tensor in given]
+
+    def are(self, given: Sequence[Tensor]) -> bool:
+        """Whether they are these tensors, and nothing was written to them since.
+
+        In guess mode, a loop gives a ControlNet another view of half the text at each step.
+        """
+        return len(given) == len(self._given) and all(
+            known() is viewed(tensor) and state == state_of(tensor)
+            for (known, state), tensor in zip(self._given, given, strict=True)
+        )
+
+    def exist(self) -> bool:
+        """Whether the tensors still exist."""
+        return all(known() is not None for known, _ in self._given)
+
+
 class Loop:
     """The loop that calls a model, known by its timesteps."""
 
@@ -116,7 +175,7 @@ class _Run:
         self.step = -1  # of the latest call
         self.writes = writes
         self._stream = stream
-        self._given = [(weakref.ref(viewed(tensor)), state_of(tensor)) for tensor in given]
+        self._given = Sources(given)
         with torch.inference_mode(False), torch.no_grad():
             self._table = ConditioningTable(denoiser, given[0].detach(), conditions, chunk=GROUP)
         self._others: tuple[Tensor, ...] = ()
@@ -138,31 +197,19 @@ class _Run:
         return self._text
 
     def reads(self, given: tuple[Tensor, ...], stream: Any) -> bool:
-        """Whether these are the tensors of this run, and nothing was written to them since it began.
-
-        In guess mode, a loop gives a ControlNet another view of half the text at each step.
-        """
-        return (
-            stream == self._stream
-            and len(given) == len(self._given)
-            and all(
-                known() is viewed(tensor) and state == state_of(tensor)
-                for (known, state), tensor in zip(self._given, given, strict=True)
-            )
-        )
+        """Whether these are the tensors of this run, and nothing was written to them since it began."""
+        return stream == self._stream and self._given.are(given)
 
     def is_alive(self) -> bool:
         """Whether its tensors still exist."""
-        return all(known() is not None for known, _ in self._given)
+        return self._given.exist()
 
 
-def _conditioning_weights(model: nn.Module, ours: Denoiser) -> list[tuple[dict[str, Any], str]]:
-    """Return the places of the live parameters that a conditioning depends on, and of a few more.
+def places_of(model: nn.Module, ours: Denoiser, names: Iterable[str]) -> Places:
+    """Return the places of the live parameters that parameters of ours with these names share.
 
-    Our blocks read x and the conditioning, and the layers that make a conditioning are outside of them. Parameters that
-    we have in 8 bits are left out, as torch refuses writes to them.
+    Parameters that we have in 8 bits are left out, as torch refuses writes to them.
     """
-    names = [name for name in ours.state_dict() if not name.startswith(BLOCKS)]
     keys = {key for name in names for key in diffusers_keys(ours, name)}
     return [
         (module._parameters, name)

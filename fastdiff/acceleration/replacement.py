@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fastdiff.acceleration.changes import Watch, check_changes
+from fastdiff.acceleration.controlnets import ControlReader
 from fastdiff.acceleration.ip_adapters import ImageReader, image_reader
 from fastdiff.acceleration.layers import adapted_layers, plain_name, plain_parameters
 from fastdiff.acceleration.merging import Merging
@@ -17,6 +18,7 @@ from fastdiff.arguments import as_float, shown
 from fastdiff.errors import InputError
 from fastdiff.kinds import Precision
 from fastdiff.models.autoencoder import AutoencoderKL
+from fastdiff.models.controlnet import ControlNetModel
 from fastdiff.models.denoiser import Denoiser
 from fastdiff.models.model import Model
 from fastdiff.models.unet2d_condition import UNet2DConditionModel
@@ -208,10 +210,15 @@ class DenoiserReplacement(Replacement):
         assert isinstance(ours, Denoiser) and isinstance(ours.recall, Recall)
         return watch.sees_a_change() or merging.has_changed(scale) or ours.recall.forget_changes()
 
-    def _reader(self) -> ImageReader | None:
+    def _reader(self) -> ImageReader | ControlReader | None:
+        """Return what reads the pictures of a call beside the sample, if there are any."""
         ours = None if self._current is None else self._current[0]
-        reader = ours.image_reader if isinstance(ours, UNet2DConditionModel) else None
-        assert isinstance(reader, ImageReader | None)
+        reader: Any = None
+        if isinstance(ours, UNet2DConditionModel):
+            reader = ours.image_reader
+        elif isinstance(ours, ControlNetModel):
+            reader = ours.control_reader
+        assert isinstance(reader, ImageReader | ControlReader | None)
         return reader
 
     def _followed(self, ours: Model) -> None:
@@ -221,11 +228,15 @@ class DenoiserReplacement(Replacement):
     def _weights_changed(self, ours: Model) -> None:
         assert isinstance(ours, Denoiser) and isinstance(ours.recall, Recall)
         ours.recall.forget()
+        if isinstance(ours, ControlNetModel) and isinstance(ours.control_reader, ControlReader):
+            ours.control_reader.forget()
 
     def _built(self) -> Model:
         ours = super()._built()
         assert isinstance(ours, Denoiser)
         ours.recall = Recall(self.model, ours)
+        if isinstance(ours, ControlNetModel):
+            ours.control_reader = ControlReader(self.model, ours)
         return ours
 
     def _release(self) -> None:
@@ -233,6 +244,8 @@ class DenoiserReplacement(Replacement):
             self._current[0].recall = None  # it refers to the model, whose memory must be freed at once
         if self._current is not None and isinstance(self._current[0], UNet2DConditionModel):
             self._current[0].image_reader = None
+        if self._current is not None and isinstance(self._current[0], ControlNetModel):
+            self._current[0].control_reader = None
         super()._release()
 
 

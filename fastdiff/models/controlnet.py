@@ -5,7 +5,7 @@ write the U-Net's skip connections themselves: `add_to` adds each in the convolu
 weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.single_files.controlnets import control_file, control_place
 from fastdiff.checkpoints.single_files.tensors import OTHER_CONTROLNET, stored_header
 from fastdiff.errors import InputError
+from fastdiff.execution.replaying.trees import Fixed
 from fastdiff.kernels.conv2d import conv2d
 from fastdiff.models.blocks.conditioning import Conditioning, Given
 from fastdiff.models.blocks.layers import Conv2d, Feature, as_feature, plus
@@ -48,7 +49,7 @@ class ControlNetOutput(NamedTuple):
 class ControlExtras(NamedTuple):
     """The inputs of a ControlNet that a U-Net does not have."""
 
-    condition: Given = ()  # (N, H, W, conditioning_channels), the control pictures
+    condition: Given = ()  # (N, H, W, conditioning_channels), the control pictures, unless they are embedded already
     scales: Given = ()  # float32, of each residual
     bias: Given = ()  # (N, keys of attn1), from attention_mask
 
@@ -107,6 +108,8 @@ class ControlNetModel(TextDenoiser):
             for parameter in layer.parameters():
                 nn.init.zeros_(parameter)
         self.place = object()  # another one whenever the weights have moved, as the graphs of a U-Net read them
+        # Returns the embedded control pictures of a step of a loop; see `fastdiff.acceleration.controlnets`
+        self.control_reader: Callable[[ControlNetModel, Tensor, Tensor], Fixed | None] | None = None
         self._finish()
 
     @classmethod
@@ -224,8 +227,11 @@ class ControlNetModel(TextDenoiser):
             *down, mid = self._zeros(len(sample), *size)
         else:
             scales = () if scale == 1 and not guess else (self.scales(scale, guess=guess).to(self.device),)
-            extras = ControlExtras((condition.to(self.dtype).permute(0, 2, 3, 1),), scales, bias)
-            *down, mid = self._predicted(sample, timestep, class_labels, prompt, extras)
+            known = None if self.control_reader is None else self.control_reader(self, condition, timestep)
+            pictures = () if known is not None else (self.pixels(condition),)
+            embedded = () if known is None else (known,)
+            extras = ControlExtras(pictures, scales, bias)
+            *down, mid = self._predicted(sample, timestep, class_labels, prompt, extras, *embedded)
         return ControlNetOutput(tuple(down), mid) if return_dict else (tuple(down), mid)
 
     def _zeros(self, n: int, height: int, width: int) -> list[Tensor]:
@@ -239,14 +245,21 @@ class ControlNetModel(TextDenoiser):
         ]
 
     @torch.no_grad()
-    def predict(self, x: Tensor, conditioning: Conditioning, extras: ControlExtras | None = None) -> Any:
-        """Return the residuals, (N, H, W, C) or (N, 1, 1, C), as a tuple."""
+    def predict(
+        self, x: Tensor, conditioning: Conditioning, extras: ControlExtras | None = None, embedded: Given = ()
+    ) -> Any:
+        """Return the residuals, (N, H, W, C) or (N, 1, 1, C), as a tuple. `embedded` is from `embed_condition`."""
         condition, scales, bias = extras or ControlExtras()
-        added = Feature(self.embed_condition(*condition)) if condition else None
+        embedded = embedded or tuple(map(self.embed_condition, condition))
+        added = Feature(embedded[0]) if embedded else None
         outputs, _ = self.encode(x, conditioning, bias, added)
         filters = self.filters(*scales)
         residuals = [self._residual(*each).x for each in zip(outputs, filters, strict=True)]
         return tuple(map(_mean, residuals)) if self.config.global_pool_conditions else tuple(residuals)
+
+    def pixels(self, condition: Tensor) -> Tensor:
+        """Return control pictures (N, channels, H', W') in the model's dtype, (N, H', W', channels)."""
+        return condition.to(self.dtype).permute(0, 2, 3, 1)
 
     def channels_first(self, prediction: Any) -> Any:
         return tuple(map(super().channels_first, prediction))
