@@ -91,7 +91,7 @@ class Recall:
 
 
 class Kept(Generic[Made]):
-    """What layers of a live model have made of a loop's tensors. It is kept until torch counts a write."""
+    """Keeps what layers of a live model make of the tensors of a loop, until torch counts a write."""
 
     def __init__(self, places: Places):
         """places: of the parameters of the layers."""
