@@ -127,9 +127,8 @@ class PromptCheck:
         given = dict(given or {})
         found = set(given)
         if found - wanted:
-            raise InputError(
-                f"added_cond_kwargs: this model takes no {', '.join(sorted(map(str, found - wanted)))}; leave it out"
-            )
+            names = (key if isinstance(key, str) and key.isprintable() else shown(key) for key in found - wanted)
+            raise InputError(f"added_cond_kwargs: this model takes no {', '.join(sorted(names)):.120}; leave it out")
         if wanted - found:
             missing = ", ".join(sorted(wanted - found))
             kinds: dict[str, str | None] = {"addition_embed_type": self.config.addition_embed_type}

@@ -22,7 +22,7 @@ from tests.fuzz.doors import command, library, page, tab
 from tests.fuzz.doors.outcomes import Options, Outcome
 from tests.fuzz.edits import Edit
 from tests.fuzz.named import controls, embeddings, hostile_files, loras, pictures, syntax
-from tests.fuzz.named.image_prompts import ip_adapters
+from tests.fuzz.named.image_prompts import ip_adapters, live
 from tests.fuzz.values import CONDITIONS, JSON, LEADING_OUT, OBJECTS, OF_PROMPTS, PLAIN, PNG_KEYS, TEXTS, WORDS
 from tests.fuzz.watch import watching
 
@@ -364,6 +364,7 @@ GROUPS: dict[str, st.SearchStrategy[Case]] = {
         for kind in (embeddings, loras, controls, ip_adapters)
     },
     "syntax": syntax.called().map(lambda drawn: Case(drawn[0], (), "library", "weighted", drawn[1])),
+    "image_prompts": live.calls().map(lambda drawn: Case("bare", *drawn)),
     "tags": syntax.tagged().map(lambda drawn: Case("sd1", *drawn)),
     "pictures": pictures.loaded().map(lambda drawn: Case("sd1", *drawn)),
     **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},

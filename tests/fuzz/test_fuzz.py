@@ -33,6 +33,7 @@ COUNTS = {
     "loras": 120,
     "controls": 80,
     "ip_adapters": 80,
+    "image_prompts": 60,
 }  # cases per round (default: 100)
 ROUNDS = {"text": 3, "sdxl": 2, "command": 2}  # (default: 1)
 

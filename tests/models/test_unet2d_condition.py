@@ -160,6 +160,7 @@ BAD_CALLS = {
     "labels": ({"class_labels": torch.tensor([0, 1])}, "class_labels: this model takes no"),
     "guidance-embedding": ({"timestep_cond": torch.zeros(2, 4)}, "timestep_cond: the model's config has no"),
     "additions": ({"added_cond_kwargs": {"text_embeds": ZERO}}, "added_cond_kwargs: this model takes no text_embeds"),
+    "lines": ({"added_cond_kwargs": {"a\x1b\n": ZERO, 1: ZERO}}, r"takes no 'a\\x1b\\n', 1; leave it out"),
     "additions-of-no-dictionary": ({"added_cond_kwargs": [1]}, "added_cond_kwargs: "),
     "image-embeds": (
         {"added_cond_kwargs": {"image_embeds": [ZERO]}},

@@ -24,14 +24,14 @@ from fastdiff.text.tokenizer import CLIPTokenizer
 from tests.fuzz.doors.outcomes import REFUSALS, Options, Outcome, guarded
 from tests.fuzz.folders import MODELS, SCHEDULER
 from tests.fuzz.named import controls, embeddings, loras
-from tests.fuzz.named.image_prompts import ip_adapters
+from tests.fuzz.named.image_prompts import ip_adapters, live
 from tests.fuzz.values import OBJECTS, PROMPT
 
 
 def call(folder: Path, what: str, options: Options) -> Outcome:
-    """Call the library with new objects for the named values. The values of a weighted prompt are texts."""
-    if what == "weighted":
-        return _weighted(folder, dict(options))
+    """Call the library with new objects for the named values. Those of `OF_TEXTS` take the names themselves."""
+    if what in OF_TEXTS:
+        return OF_TEXTS[what](folder, dict(options))
     return LIBRARY[what](folder, {name: OBJECTS[value]() for name, value in options})
 
 
@@ -253,6 +253,41 @@ def _control(folder: Path, options: dict[str, Any]) -> list[str]:
             raise AssertionError("other bits after a call")
 
 
+@guarded
+def _image_prompt(folder: Path, options: dict[str, str]) -> list[str]:
+    """Call an accelerated U-Net with IP-Adapters twice, and compare it with diffusers.
+
+    A sound call afterwards has the bits of one before.
+    """
+    options = live.SOUND | options
+    kind, loaded = options["kind"], options["loaded"]
+    model, sound = copy.deepcopy(live.unet(kind, loaded)), live.sound(kind, loaded)
+    fastdiff.accelerate(model)
+    before, given = model(**sound).sample, live.called(**options)
+    try:
+        first, second = (model(**given).sample for _ in range(2))
+    finally:
+        if not torch.equal(model(**sound).sample, before):
+            raise AssertionError("other bits after a call")
+    problems = [] if torch.equal(first.nan_to_num(), second.nan_to_num()) else ["other bits in a second call"]
+    if live.must_be_refused(options["place"], options["form"]):
+        problems.append("taken, but it must be refused")
+    expected = _of_diffusers(live.unet(kind, loaded), given)
+    if expected is not None and not (first - expected).abs().max() <= 1e-4 * expected.abs().max():
+        problems.append("not the prediction of diffusers")
+    return problems
+
+
+def _of_diffusers(model: Any, given: dict[str, Any]) -> torch.Tensor | None:
+    """Return the prediction of a U-Net of diffusers, or None if it fails or is not finite."""
+    try:
+        with torch.no_grad():
+            prediction = model(**given).sample
+    except Exception:  # of any kind: diffusers checks little
+        return None
+    return prediction if prediction.isfinite().all() else None
+
+
 def _bits(pipe: Any, **options: Any) -> torch.Tensor:
     return pipe(PROMPT, num_inference_steps=1, seed=3, output_type="pt", **options).images
 
@@ -269,3 +304,4 @@ LIBRARY: dict[str, Callable[[Path, dict[str, Any]], Outcome]] = {
     "adapters": _adapters,
     "control": _control,
 }
+OF_TEXTS = {"weighted": _weighted, "image prompt": _image_prompt}

@@ -3,7 +3,7 @@
 from tests.fuzz.cases import Case
 from tests.fuzz.named import embeddings, loras, pictures
 from tests.fuzz.named.image_prompts import ip_adapters
-from tests.fuzz.named.making import DONE, EITHER, REFUSED, Named
+from tests.fuzz.named.making import DONE, EITHER, REFUSED, Named, call
 
 
 def _ends(sound: bool, hostile: bool) -> str:
@@ -49,4 +49,13 @@ NAMED |= {
 NAMED |= {
     f"a picture for an IP-Adapter: {form}": (_prompted("sound", form), _ends(form == "LAB", form in pictures.REFUSED))
     for form in ("LAB", "NaN", "EPS", "half", "bomb", "nothing")
+}
+NAMED |= {
+    f"an image prompt: {form} for {place}": call("library", "image prompt", ends, "bare", place=place, form=form)
+    for place, form, ends in (
+        ("first", "NaN", DONE),
+        ("first", "meta", REFUSED),
+        ("list", "itself", REFUSED),
+        ("all", "control characters", REFUSED),
+    )
 }
