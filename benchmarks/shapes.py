@@ -35,6 +35,7 @@ ATTENTIONS: dict[str, tuple[int, int, int, int, int, dict[str, Any]]] = {
     "clip_b2-L77-d64-causal": (2, 77, 77, 12, 64, {"causal": True}),
     "dit_b2-L256-d72": (2, 256, 256, 16, 72, {}),
     "dit_b32-L256-d72": (32, 256, 256, 16, 72, {}),
+    "z-image-1024-d128": (1, 4160, 4160, 30, 128, {}),
     "long_b1-L8192-d64": (1, 8192, 8192, 8, 64, {}),
     "long_b1-L8192-d64-causal": (1, 8192, 8192, 8, 64, {"causal": True}),
     "long_b1-L16384-d64": (1, 16384, 16384, 8, 64, {}),
@@ -197,9 +198,20 @@ LINEARS: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
     **of_transformer("sd15_b2-L256", 2, 256, 1280),
     **of_transformer("sdxl_b2-L4096", 2, 4096, 640),
     **of_transformer("sdxl_b2-L1024", 2, 1024, 1280),
+    "z-image-1024-qkv": (1, 4160, 3840, 11520, {}),
+    "z-image-1024-out": (1, 4160, 3840, 3840, {}),
+    "z-image-1024-w2": (1, 4160, 10240, 3840, {}),
+    "qwen3-L128-qkv": (1, 128, 2560, 6144, {}),
+    "qwen3-L128-out": (1, 128, 4096, 2560, {}),
+    "qwen3-L128-down": (1, 128, 9728, 2560, {}),
 }
 # workload -> N, L, C_in, C_out
-SWIGLUS = {"dit_b2": (2, 256, 1152, 3072), "dit_b32": (32, 256, 1152, 3072)}
+SWIGLUS = {
+    "dit_b2": (2, 256, 1152, 3072),
+    "dit_b32": (32, 256, 1152, 3072),
+    "z-image-1024": (1, 4160, 3840, 10240),
+    "qwen3-L128": (1, 128, 2560, 9728),
+}
 GEGLUS = {
     "sd15_b2-L4096": (2, 4096, 320, 1280),
     "sd15_b2-L1024": (2, 1024, 640, 2560),
@@ -223,12 +235,15 @@ ROTARIES = {
     "z-image-512": (1, 1088, 30, 30, 128, False),
     "qwen3-L128": (1, 128, 32, 8, 128, True),
 }
-# workload -> N, L, C, residual added before?, scale and shift applied after?, RMSNorm?
+# workload -> N, L, C, names of tensors that are given to layer_norm besides x, and "rms" for RMSNorm
 LAYER_NORMS = {
-    "dit_b2-modulated": (2, 256, 1152, False, True, False),
-    "dit_b2-residual-modulated": (2, 256, 1152, True, True, False),
-    "dit_b32-modulated": (32, 256, 1152, False, True, False),
-    "dit_b32-residual-modulated": (32, 256, 1152, True, True, False),
-    "dit_b32-residual-rms": (32, 256, 1152, True, False, True),
-    "sd15_b2-L4096-C320": (2, 4096, 320, False, False, False),
+    "dit_b2-modulated": (2, 256, 1152, "scale shift"),
+    "dit_b2-residual-modulated": (2, 256, 1152, "residual scale shift"),
+    "dit_b32-modulated": (32, 256, 1152, "scale shift"),
+    "dit_b32-residual-modulated": (32, 256, 1152, "residual scale shift"),
+    "dit_b32-residual-rms": (32, 256, 1152, "rms residual"),
+    "sd15_b2-L4096-C320": (2, 4096, 320, ""),
+    "z-image-1024-rms-weight": (1, 4160, 3840, "rms weight"),
+    "z-image-1024-rms-gated": (1, 4160, 3840, "rms weight residual gate scale"),
+    "qwen3-L128-rms-residual": (1, 128, 2560, "rms weight residual"),
 }

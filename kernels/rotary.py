@@ -14,7 +14,7 @@ from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side
 from fastdiff.kernels.host.lazy_triton import triton
 from fastdiff.kernels.plans.dispatch import Operation
 
-HEADS = 16  # most heads of a program; chosen, not measured
+HEADS = 32  # most heads of a program, a power of two; chosen, not measured
 MAX_WIDTH = 512  # most channels of a head; chosen, not measured
 
 
@@ -108,18 +108,20 @@ class RotaryCall(Call[Tensor]):
         from fastdiff.kernels.device.rotary import rotary_kernel  # imports Triton
 
         x, cos, sin = side_by_side(self.x), side_by_side(self.cos), side_by_side(self.sin)
-        (n, tokens, channels), half = x.shape, self.width // 2
+        (n, tokens, channels), half, keys = x.shape, self.width // 2, self.heads - self.queries
         query, key = map(side_by_side, self.norms or (None, None))
+        if query is not None and key is not None and query.dtype != key.dtype:
+            query, key = query.float(), key.float()  # the kernel reads one of them
         y = torch.empty(n, tokens, channels, dtype=x.dtype, device=x.device)
         # blocks depend on the heads alone: the number of lanes sets the order of a sum
-        block = min(HEADS, triton.next_power_of_2(self.heads))
+        block, pairs = (triton.next_power_of_2(size) for size in (min(HEADS, max(self.queries, keys)), half))
+        blocks = triton.cdiv(self.queries, block) + triton.cdiv(keys, block)
         by_picture = [table.stride(0) if len(table) > 1 else 0 for table in (cos, sin)]
         launch(
-            rotary_kernel, (n * tokens, triton.cdiv(self.heads, block)),
+            rotary_kernel, (n * tokens, blocks),
             y, x, cos, sin, query, key, tokens, self.heads, self.queries, self.eps,
             *x.stride()[:2], by_picture[0], cos.stride(1), by_picture[1], sin.stride(1),
-            HALF=half, PAIR=1 if self.halves else 2, APART=half if self.halves else 1,
-            BH=block, BC=triton.next_power_of_2(half), num_warps=4,
+            HALF=half, HALVES=self.halves, BH=block, BC=pairs, num_warps=min(4, max(1, block * pairs // 256)),
         )  # fmt: skip
         return y
 

@@ -2,7 +2,7 @@
 
 `kernel`, `hopper` and `plan` are as in bench_linear.
 
-python benchmarks/kernels/bench_geglu.py [--save [DIR]]
+python benchmarks/kernels/bench_geglu.py [WORKLOAD ...] [--save [DIR]]
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.operations import ceilings, hopper_way, in_float32, kernel_row, randn, ways
-from benchmarks.harness.reports import needs_gpu, report
+from benchmarks.harness.reports import chosen, needs_gpu, report
 from benchmarks.shapes import GEGLUS
 from fastdiff.kernels.geglu import geglu
 
@@ -20,7 +20,7 @@ def main() -> None:
     needs_gpu()
     torch.backends.cuda.matmul.allow_tf32 = False  # the ground truth is float32
     peak = ceilings()["matmul_bf16_tflops"]
-    report("geglu", (row(name, peak) for name in GEGLUS))
+    report("geglu", (row(name, peak) for name in chosen(GEGLUS)))
 
 
 @torch.inference_mode()

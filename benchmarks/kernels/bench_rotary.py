@@ -1,6 +1,6 @@
 """RMSNorm and rotary embedding of queries and keys in bfloat16: ours, eager and compiled torch.
 
-    python benchmarks/kernels/bench_rotary.py [--save [DIR]]
+    python benchmarks/kernels/bench_rotary.py [WORKLOAD ...] [--save [DIR]]
 
 `tbps` counts queries and keys twice and the tables once; `share` is its fraction of the rate of a large copy.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.operations import ceilings, in_float32, kernel_row, randn, ways
-from benchmarks.harness.reports import needs_gpu, report
+from benchmarks.harness.reports import chosen, needs_gpu, report
 from benchmarks.shapes import ROTARIES
 from fastdiff.kernels.rotary import rotary
 
@@ -18,7 +18,7 @@ from fastdiff.kernels.rotary import rotary
 def main() -> None:
     needs_gpu()
     copy = ceilings()["copy_tbps"]
-    report("rotary", (row(name, copy) for name in ROTARIES))
+    report("rotary", (row(name, copy) for name in chosen(ROTARIES)))
 
 
 @torch.inference_mode()

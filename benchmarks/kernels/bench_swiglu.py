@@ -2,7 +2,7 @@
 
 `kernel`, `hopper` and `plan` are as in bench_linear.
 
-python benchmarks/kernels/bench_swiglu.py [--save [DIR]]
+python benchmarks/kernels/bench_swiglu.py [WORKLOAD ...] [--save [DIR]]
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.operations import ceilings, hopper_way, in_float32, kernel_row, randn, ways
-from benchmarks.harness.reports import needs_gpu, report
+from benchmarks.harness.reports import chosen, needs_gpu, report
 from benchmarks.shapes import SWIGLUS
 from fastdiff.kernels.swiglu import swiglu
 
@@ -20,7 +20,7 @@ def main() -> None:
     needs_gpu()
     torch.backends.cuda.matmul.allow_tf32 = False  # the ground truth is float32
     peak = ceilings()["matmul_bf16_tflops"]
-    report("swiglu", (row(name, peak) for name in SWIGLUS))
+    report("swiglu", (row(name, peak) for name in chosen(SWIGLUS)))
 
 
 @torch.inference_mode()

@@ -1,43 +1,71 @@
-"""The Triton kernel of `rotary`: a program normalises and turns some heads of a token."""
+"""The Triton kernel of `rotary`: a program normalises and turns some queries or some keys of a token."""
 
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import await_inputs
 
 
 @triton.jit
-def _weights(query_ptr, key_ptr, c, channel, is_query):
-    """Load the norm's weight for each head, (heads, channels)."""
-    query = tl.load(query_ptr + c, mask=channel, other=0.0).to(tl.float32)
-    key = tl.load(key_ptr + c, mask=channel, other=0.0).to(tl.float32)
-    return tl.where(is_query, query[None], key[None])
+def _load_pairs(rows, inside, HALF: tl.constexpr, HALVES: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr):
+    """Load the first and the second channel of each pair, (BH, BC) each, as float32. rows: (BH, 1), of each head.
+
+    Adjacent channels are loaded side by side and separated in registers; alone, each would be a load of two bytes.
+    """
+    if HALVES:
+        i = tl.arange(0, BC)[None]
+        first = tl.load(rows + i, mask=inside & (i < HALF), other=0.0)
+        second = tl.load(rows + HALF + i, mask=inside & (i < HALF), other=0.0)
+    else:
+        c = tl.arange(0, 2 * BC)[None]
+        both = tl.load(rows + c, mask=inside & (c < 2 * HALF), other=0.0)
+        first, second = both.reshape(BH, BC, 2).split()
+    return first.to(tl.float32), second.to(tl.float32)
+
+
+@triton.jit
+def _store_pairs(
+    rows, first, second, inside, HALF: tl.constexpr, HALVES: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr
+):
+    """Store what `_load_pairs` loads."""
+    first, second = first.to(rows.dtype.element_ty), second.to(rows.dtype.element_ty)
+    if HALVES:
+        i = tl.arange(0, BC)[None]
+        tl.store(rows + i, first, mask=inside & (i < HALF))
+        tl.store(rows + HALF + i, second, mask=inside & (i < HALF))
+    else:
+        c = tl.arange(0, 2 * BC)[None]
+        tl.store(rows + c, tl.join(first, second).reshape(BH, 2 * BC), mask=inside & (c < 2 * HALF))
 
 
 @triton.jit
 def rotary_kernel(
     y_ptr, x_ptr, cos_ptr, sin_ptr, query_ptr, key_ptr, tokens, heads, queries, eps,
     x_picture, x_row, cos_picture, cos_row, sin_picture, sin_row,
-    HALF: tl.constexpr, PAIR: tl.constexpr, APART: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr,
+    HALF: tl.constexpr, HALVES: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Normalise and turn up to BH heads of 2 HALF channels. Pair i is channels PAIR * i and PAIR * i + APART."""
+    """Normalise and turn up to BH heads of 2 HALF channels, all queries or all keys.
+
+    Pair i is channels i and HALF + i if HALVES, else 2 i and 2 i + 1.
+    """
     await_inputs()
-    token = tl.program_id(0)
+    token, block, blocks = tl.program_id(0), tl.program_id(1), tl.cdiv(queries, BH)  # of queries; then come keys
     picture, row = tl.cast(token // tokens, tl.int64), tl.cast(token % tokens, tl.int64)
-    head, i = tl.program_id(1) * BH + tl.arange(0, BH), tl.arange(0, BC)
-    channel = i < HALF
-    inside = (head < heads)[:, None] & channel[None]
-    place = head[:, None] * (2 * HALF) + PAIR * i[None]
-    x_ptr += picture * x_picture + row * x_row + place
-    first = tl.load(x_ptr, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(x_ptr + APART, mask=inside, other=0.0).to(tl.float32)
+    is_query = block < blocks
+    head = tl.where(is_query, block * BH, queries + (block - blocks) * BH) + tl.arange(0, BH)[:, None]
+    inside, place = head < tl.where(is_query, queries, heads), head * (2 * HALF)
+    x_ptr += picture * x_picture + row * x_row
+    first, second = _load_pairs(x_ptr + place, inside, HALF, HALVES, BH, BC)
+    i = tl.arange(0, BC)[None]
+    cos = tl.load(cos_ptr + picture * cos_picture + row * cos_row + i, mask=i < HALF, other=0.0)
+    sin = tl.load(sin_ptr + picture * sin_picture + row * sin_row + i, mask=i < HALF, other=0.0)
     if query_ptr is not None:
-        width: tl.constexpr = float(2 * HALF)
-        square = tl.div_rn(tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1), width)
-        factor = tl.div_rn(1.0, tl.sqrt_rn(square + eps))[:, None]
-        is_query = (head < queries)[:, None]
-        first *= factor * _weights(query_ptr, key_ptr, PAIR * i, channel, is_query)
-        second *= factor * _weights(query_ptr, key_ptr, PAIR * i + APART, channel, is_query)
-    cos = tl.load(cos_ptr + picture * cos_picture + row * cos_row + i, mask=channel, other=0.0)[None]
-    sin = tl.load(sin_ptr + picture * sin_picture + row * sin_row + i, mask=channel, other=0.0)[None]
-    y_ptr += tl.cast(token, tl.int64) * heads * (2 * HALF) + place
-    tl.store(y_ptr, (first * cos - second * sin).to(y_ptr.dtype.element_ty), mask=inside)
-    tl.store(y_ptr + APART, (second * cos + first * sin).to(y_ptr.dtype.element_ty), mask=inside)
+        # every thread loads its own few weights: loads by pairs would be exchanged through shared memory
+        weights = tl.where(is_query, query_ptr, key_ptr) + (i if HALVES else 2 * i)
+        weight = tl.load(weights, mask=i < HALF, other=0.0).to(tl.float32)
+        weight2 = tl.load(weights + (HALF if HALVES else 1), mask=i < HALF, other=0.0).to(tl.float32)
+        share: tl.constexpr = 1 / (2 * HALF)
+        factor = tl.rsqrt(tl.sum(first * first + second * second, axis=1) * share + eps)[:, None]
+        first *= factor * weight
+        second *= factor * weight2
+    y_ptr += tl.cast(token, tl.int64) * heads * (2 * HALF)
+    turned, turned2 = first * cos - second * sin, second * cos + first * sin
+    _store_pairs(y_ptr + place, turned, turned2, inside, HALF, HALVES, BH, BC)

@@ -13,6 +13,7 @@ SHAPES = {  # N, L, heads of queries, heads of keys, channels of a head
     "N2-L3-h32+8-d128-qwen3": (2, 3, 32, 8, 128),
     "N3-L7-h3+2-d6-odd": (3, 7, 3, 2, 6),
     "N1-L2-h1+1-d200-wide": (1, 2, 1, 1, 200),
+    "N1-L2-h40+33-d4-many": (1, 2, 40, 33, 4),
     "N1-L1-h1+0-d2-smallest": (1, 1, 1, 0, 2),
     "N2-L4160-h30+30-d128-z-image": pytest.param((2, 4160, 30, 30, 128), marks=pytest.mark.gpu),
     "N1-L128-h32+8-d128-qwen3": pytest.param((1, 128, 32, 8, 128), marks=pytest.mark.gpu),
@@ -71,6 +72,13 @@ def test_without_a_norm(turn, randn, tables, dtype, halves, assert_accurate):
     x, (cos, sin) = randn(2, 5, 3 * 16, dtype=dtype), tables(2, 5, 16)
     y = turn(x, cos, sin, queries=2, eps=EPS, halves=halves)
     assert_accurate(y, *peer_and_truth(by_torch, dtype, x, cos, sin, queries=2, halves=halves))
+
+
+def test_norms_of_two_dtypes(turn, randn, tables, halves):
+    x, norms, (cos, sin) = randn(2, 5, 4 * 16), (randn(16, dtype=torch.bfloat16), randn(16)), tables(2, 5, 16)
+    options = {"queries": 2, "eps": EPS, "halves": halves}
+    wide = tuple(norm.float() for norm in norms)
+    assert torch.equal(turn(x, cos, sin, norms, **options), turn(x, cos, sin, wide, **options))
 
 
 def test_one_table_for_all_pictures(turn, randn, tables, halves):

@@ -5,6 +5,7 @@ of run: every case for sm_90; for sm_80 and sm_89 the largest tile of each kerne
 """
 
 import os
+import re
 
 import pytest
 import torch
@@ -142,6 +143,16 @@ def test_small_tiles_are_multiplied_by_the_instructions_of_large_ones(sizes, lau
     (compiled,) = assert_compiles(found, 90)
     ptx = compiled.asm["ptx"]
     assert f"wgmma.mma_async.sync.aligned.m64n{min(sizes[:2])}k16" in ptx and "mma.sync" not in ptx
+
+
+@pytest.mark.parametrize("case", ["rotary-N1-L4160-h60-d128", "rotary-N1-L128-h40-d128-halves"])
+def test_heads_are_read_and_written_in_vectors(case, launches):
+    """An access moves 16 bytes, and nothing goes through shared memory."""
+    (compiled,) = assert_compiles(launches(ALL[case], 90), 90)
+    ptx = compiled.asm["ptx"]
+    loads, stores = (len(re.findall(rf"{way}\.global\.v4\.b32", ptx)) for way in ("ld", "st"))
+    assert stores == 4 and loads >= stores + 2  # of x, and of the tables
+    assert "st.global.b" not in ptx and compiled.metadata.shared == 0
 
 
 @pytest.mark.slow
