@@ -101,10 +101,12 @@ def resolve_part(
 ) -> Path:
     """Return the local folder of one model. Arguments and errors are as in `resolve`.
 
-    It is the `subfolder`, else the part's own folder in a pipeline's, else the whole folder. Of a hub model only this
-    part is downloaded.
+    It is the `subfolder`, else the part's own folder in a pipeline's, else the whole folder. A ControlNet may also be
+    named as NAME:FOLDER. Of a hub model only this part is downloaded.
     """
     name = _checked_name(name_or_path)
+    if part is CONTROLNET and not subfolder:
+        name, subfolder = parts_of(name)
     if subfolder and os.path.isdir(os.path.join(name, subfolder)):  # of a folder that is no model itself
         name, subfolder = os.path.join(name, subfolder), None
     is_open = part is CONTROLNET and not subfolder
@@ -152,6 +154,12 @@ def hub_file(name: str, inside: str, **client: Any) -> Path:
     if not (folder / inside).is_file():
         raise InputError(f"hub model {name} has no {inside}; name the file with weight_name=, or give a local file")
     return folder / inside
+
+
+def parts_of(name: str) -> tuple[str, str]:
+    """Return the folder or hub id of NAME:PLACE, and the place in it, which is empty without a colon."""
+    root, _, inside = name.partition(":") if not os.path.exists(name) else (name, "", "")
+    return root, inside
 
 
 def names_hub_file(name: str) -> bool:

@@ -313,7 +313,7 @@ def check_one_controlnet(root: Path, name: str) -> None:
     names = ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
     what = f"{len(found)} ControlNets" if len(found) > 1 else "a ControlNet in a folder"
     raise InputError(
-        f"{name} holds {what}: {names}; give the folder of one, or in Python "
+        f"{name} holds {what}: {names}; give the folder of one, as in --control {name}:{found[0]}, or in Python "
         f"ControlNetModel.from_pretrained({name!r}, subfolder={found[0]!r})"
     )
 

@@ -18,6 +18,7 @@ from fastdiff.checkpoints.registry import (
     part_names,
     pipeline_class,
 )
+from fastdiff.checkpoints.single_files.controlnets import local_control_file
 from fastdiff.checkpoints.single_files.reading import is_single_file
 from fastdiff.errors import InputError
 from fastdiff.models.classes import load_models
@@ -115,7 +116,7 @@ def _placed(part: Any, load: Load) -> Any:
     if isinstance(part, tuple):
         return tuple(_placed(each, load) for each in part)
     if isinstance(part, str | Path) and is_single_file(part):
-        return ControlNetModel.from_file(Path(part), _load_of_controlnet(load), None, {}, ema=False)
+        return ControlNetModel.from_file(local_control_file(part), _load_of_controlnet(load), None, {}, ema=False)
     if isinstance(part, str | Path):
         return _load_controlnet(load, resolve_part(part, CONTROLNET, variant=load.variant))
     if isinstance(part, Model) and part.device != load.home:

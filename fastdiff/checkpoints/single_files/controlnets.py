@@ -1,11 +1,12 @@
 """ControlNets in single files: what the names and shapes of their tensors tell, and their configs. Imports no torch."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastdiff.arguments import shown
+from fastdiff.arguments import naming, shown
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.configs.controlnet import ControlNetConfig
 from fastdiff.checkpoints.json_files import read_json
@@ -48,6 +49,23 @@ class ControlPlace(NamedTuple):
     inside: InFile
     folder: Path  # of its config.json
     options: Mapping[str, Any]  # which override the config
+
+
+def local_control_file(name: str | Path) -> Path:
+    """Return the file of a ControlNet: a file, or NAME:FILE, a file in a folder or hub model, which is downloaded.
+
+    A config.json beside a file of the hub comes with it. Raises InputError if there is no such file, and for any error
+    of the hub.
+    """
+    root, inside = hub.parts_of(str(name))
+    if os.path.isfile(name) or not (os.path.isdir(root) or hub.is_hub_id(root)):
+        root, inside = "", str(name)
+    with naming("control"):
+        files = [inside, Path(inside).with_name("config.json").as_posix()]
+        path = Path(hub.folder_with(root, files) if root else "", inside)
+    if not path.is_file():
+        raise InputError(f"control {shown(str(name))} does not exist; give a file or a folder")
+    return path
 
 
 def control_file(path: Path, header: Header) -> SingleFile:

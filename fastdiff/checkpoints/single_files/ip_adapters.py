@@ -24,7 +24,7 @@ def find_ip_adapter(name: str) -> Path:
     named = f"ip-adapter {shown(name)}"
     if os.path.isfile(name):
         return Path(name)
-    root, inside = _parts(name)
+    root, inside = hub.parts_of(name)
     if not _is_place(root):
         raise InputError(f"{named} does not exist; give a file, or one on the hub as {_EXAMPLE}")
     if not inside:
@@ -46,7 +46,7 @@ def find_image_encoder(ip_adapter: str, name: str | None) -> Path:
         missing = f"ip-adapter {shown(ip_adapter)}: there is no image encoder in {{}}"
         missing += f"; give its folder with --image-encoder, such as {_ENCODER_EXAMPLE}"
     else:
-        root, inside = (name, "") if os.path.isdir(name) else _parts(name)
+        root, inside = hub.parts_of(name)
         missing = f"image-encoder {shown(name)}: there is no image encoder in {{}}; give its folder"
         if not _is_place(root):
             raise InputError(f"image-encoder {shown(name)} does not exist; give a folder, or {_ENCODER_EXAMPLE}")
@@ -69,14 +69,8 @@ def _beside(ip_adapter: str) -> tuple[str, str]:
     """Return the folder or hub id of an IP-Adapter's image encoder, and its place in it."""
     if os.path.isfile(ip_adapter):
         return str(Path(ip_adapter).parent / IMAGE_ENCODER.name), ""
-    root, inside = _parts(ip_adapter)
+    root, inside = hub.parts_of(ip_adapter)
     return root, (PurePosixPath(inside).parent / IMAGE_ENCODER.name).as_posix()
-
-
-def _parts(name: str) -> tuple[str, str]:
-    """Return the folder or hub id, and the place in it, which is empty without a colon."""
-    root, _, inside = name.partition(":") if not os.path.isdir(name) else (name, "", "")
-    return root, inside
 
 
 def _is_place(root: str) -> bool:

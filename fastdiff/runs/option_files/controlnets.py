@@ -9,7 +9,7 @@ from fastdiff.checkpoints import hub, weight_files
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_hash import begin_sha256
 from fastdiff.checkpoints.registry import CONTROLNET
-from fastdiff.checkpoints.single_files.controlnets import control_file, control_place
+from fastdiff.checkpoints.single_files.controlnets import control_file, control_place, local_control_file
 from fastdiff.checkpoints.single_files.reading import checked_header, is_pickle, is_single_file
 from fastdiff.errors import InputError
 from fastdiff.refused import REFUSED_CLASSES
@@ -26,16 +26,18 @@ def check_controlnets(request: Request) -> None:
 
 
 def find_controlnet(name: str, variant: str | None = None) -> Path:
-    """Return the folder or the file of a ControlNet. Raises as `check_controlnets`."""
+    """Return the folder or the file of a ControlNet. One of the hub is downloaded. Raises as `check_controlnets`.
+
+    name: of a folder or file, a bundled name, a hub id, or NAME:PLACE, a folder or file in a hub model or folder.
+    """
     named = f"control {shown(name)}"
     if is_single_file(name):
-        if not os.path.isfile(name):
-            raise InputError(f"{named} does not exist; give a file or a folder")
-        if not is_pickle(Path(name)):  # torch reads pickles
-            control_place(control_file(Path(name), checked_header(Path(name))))
-        return Path(name)
-    bundled = hub.bundled_controlnets()
-    if not (os.path.isdir(name) or hub.is_hub_id(name) or name in bundled):
+        path = local_control_file(name)
+        if not is_pickle(path):  # torch reads pickles
+            control_place(control_file(path, checked_header(path)))
+        return path
+    bundled, (root, inside) = hub.bundled_controlnets(), hub.parts_of(name)
+    if not (os.path.isdir(Path(root, inside)) or hub.is_hub_id(root) or name in bundled):
         remedy = did_you_mean(name, bundled) or f"give a folder, a hub id org/name, or {', '.join(bundled)}"
         raise InputError(f"{named} does not exist; {remedy}")
     with naming("control"):

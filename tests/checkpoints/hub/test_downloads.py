@@ -300,8 +300,11 @@ def test_a_repository_of_several_controlnets_is_one_line(remote):
             hub.resolve_part("org/name", CONTROLNET)
         assert_one_line(error, f"org/name holds 2 ControlNets: {', '.join(names)}; give", f"subfolder={names[0]!r})")
         assert remote.files() <= {f"{name}/config.json" for name in names}
-        assert hub.resolve_part("org/name", CONTROLNET, names[1]) == remote.cache / names[1]
-        assert f"{names[1]}/{STEM}.safetensors" in remote.files()
+        for i, place in ((1, {"subfolder": names[1]}), (0, {})):
+            named = "org/name" if place else f"org/name:{names[0]}"
+            assert hub.resolve_part(named, CONTROLNET, **place) == remote.cache / names[i]
+            weights = {f"{name}/{STEM}.safetensors" for name in names[i:]}
+            assert {name for name in remote.files() if name.endswith(".safetensors")} == weights
     (remote.folder / "config.json").write_text(config)
     (remote.folder / f"{STEM}.safetensors").write_text("")
     shutil.rmtree(remote.cache)

@@ -184,7 +184,7 @@ def test_cached_controlnets(cache):
 
 
 SEVERAL = {
-    "a folder for each": (["canny", "depth"], "2 ControlNets: canny, depth; give the folder of one, or in Python"),
+    "a folder for each": (["canny", "depth"], "2 ControlNets: canny, depth; give the folder of one, as in --control "),
     "of a pipeline": (["controlnet", "controlnet_1"], "2 ControlNets: controlnet, controlnet_1; give the folder of"),
     "one in a folder": (["canny"], "a ControlNet in a folder: canny; give the folder of one"),
     "many": ([f"net{i}" for i in range(10)], "net6, net7 and 2 more; give"),
@@ -200,7 +200,9 @@ def test_a_folder_with_several_controlnets_is_one_line(case, tmp_path):
     with pytest.raises(InputError, match=re.escape(message)) as error:
         hub.resolve_part(tmp_path, CONTROLNET)
     assert_one_line(error, f"ControlNetModel.from_pretrained({str(tmp_path)!r}, subfolder={names[0]!r})")
+    assert f":{names[0]}, or in Python " in str(error.value)
     assert hub.resolve_part(tmp_path, CONTROLNET, names[0]) == tmp_path / names[0]
+    assert hub.resolve_part(f"{tmp_path}:{names[0]}", CONTROLNET) == tmp_path / names[0]
     assert hub.resolve_part(tmp_path / names[0], CONTROLNET) == tmp_path / names[0]
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "ControlNetModel"}))
     if "controlnet" not in names:

@@ -98,6 +98,46 @@ def test_a_file_draws_what_its_folder_draws(here, sample, pixels, capsys):
             find_controlnet(name)
 
 
+def test_a_folder_and_a_file_of_a_hub_model(here, sample, pixels, monkeypatch, capsys):
+    """NAME:PLACE. Only what is named is downloaded, and a file's config."""
+    asked, remote = [], here / "remote"
+
+    def snapshot_download(repo_id, allow_patterns, **options):
+        asked.append((repo_id, allow_patterns))
+        return str(remote)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    shutil.copytree("net", remote / "of/edges")
+    (remote / "files").mkdir()
+    shutil.copy("net/diffusion_pytorch_model.safetensors", remote / "files/edges.safetensors")
+    shutil.copy("net/config.json", remote / "files")
+    assert sample(*ONE, "-o", "first.png") == 0
+    for name in [
+        f"{root}:{place}" for root in ("org/nets", "remote") for place in ("of/edges", "files/edges.safetensors")
+    ]:
+        assert sample(*ONE[2:], "--control", name, "-o", "placed.png", "--overwrite") == 0
+        record = png.read_settings("placed.png")
+        assert (record["control"], record["control_hashes"]) == (
+            [name],
+            png.read_settings("first.png")["control_hashes"],
+        )
+        assert pixels("placed.png") == pixels("first.png")
+        assert sample("--from", "placed.png", *STEPS, "-o", "again.png", "--overwrite", own=()) == 0
+    assert {repo for repo, _ in asked} == {"org/nets"}
+    assert ("org/nets", ["files/edges.safetensors", "files/config.json"]) in asked
+    capsys.readouterr()
+    for name, message in (
+        ("org/nets:none.safetensors", "control 'org/nets:none.safetensors' does not exist; give a file or a folder"),
+        ("org/nets:none", "control: hub model org/nets has no "),
+        ("remote:none", "control 'remote:none' does not exist; give a folder, a hub id org/name"),
+        ("nowhere:edges.safetensors", "control 'nowhere:edges.safetensors' does not exist; give a file"),
+        ("org/nets:", "control: "),
+    ):
+        assert sample(*ONE[2:], "--control", name, "-o", "none.png") == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and message in err, err
+
+
 def test_several_and_a_picture_to_start_from(here, sample, text_folder, pixels):
     flags = ("--init-image", "start.png", "--strength", "0.75", "--guess-mode", "--control-start", "0.25")
     assert sample(*TWO, *flags, "-o", "first.png") == 0
