@@ -202,7 +202,7 @@ def _add_upscale_arguments(add: Add) -> None:
 
 
 def _add_control_arguments(add: Add) -> None:
-    net = "ControlNet: folder, file, bundled name, hub id[:PLACE]; may be repeated"
+    net = "ControlNet: folder, file, name or hub id[:PLACE]; may be repeated"
     add("--control", action="append", metavar="NAME", help=net)
     add("--control-image", action="append", metavar="FILE", help="picture that it reads, such as edges; one for each")
     scale = "how much it counts; one number, or one for each (default: 1)"
