@@ -41,9 +41,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Exclude the objects of imported modules from garbage collection, where they cost half a second each time."""
+    """Exclude the objects of imported modules from garbage collection, where they cost half a second each time.
+
+    Libraries import more modules during the tests, so collections stay expensive. Make them rarer.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 def pytest_unconfigure():

@@ -1,6 +1,7 @@
 """Fixtures for the tests of the web page: a served page, model folders and PNG files."""
 
 import asyncio
+import functools
 import json
 import os
 import secrets
@@ -29,6 +30,7 @@ from fastdiff.ui.server import serving
 from tests.checkpoints.single_files import ldm
 from tests.support.tiny import save_small_bundled
 from tests.ui.browser.actions import DESKTOP, TIMEOUT
+from tests.ui.history.unserved import UnservedPage
 
 GRADIO_WARNINGS = ["'future.no_silent_downcasting' is deprecated", "The copy keyword is deprecated"]
 FLAGS = [
@@ -187,6 +189,21 @@ def upload_folder(tmp_path, monkeypatch) -> Path:
     folder.mkdir()
     monkeypatch.setitem(os.environ, "GRADIO_TEMP_DIR", str(folder))
     return folder
+
+
+_built = functools.cache(lambda models_dir: UnservedPage(Path("unused"), models_dir))
+
+
+@pytest.fixture
+def unserved_page(tmp_path, upload_folder) -> Callable[..., UnservedPage]:
+    """Return a function that opens a new session of a page without a server. A process builds each page once."""
+
+    def open_session(models_dir: Path | None = None, outputs: Path = tmp_path / "outputs") -> UnservedPage:
+        page = _built(models_dir)
+        page.visit(outputs)
+        return page
+
+    return open_session
 
 
 class Visit:

@@ -10,7 +10,6 @@ from PIL import Image
 
 from fastdiff.requests import png
 from fastdiff.ui.compare_tab import comparison_table, difference
-from tests.ui.history.unserved import UnservedPage
 
 
 @pytest.fixture
@@ -62,9 +61,9 @@ def test_both_sides_have_the_same_random_seed(visit):
 
 
 @pytest.mark.parametrize("event", ["CompareTab._follow.<locals>.follow", "DrawTab.follow_model"])
-def test_a_model_can_be_picked_while_the_fields_hold_choices_of_the_model_before(tmp_path, upload_folder, event):
+def test_a_model_can_be_picked_while_the_fields_hold_choices_of_the_model_before(unserved_page, event):
     """Gradio sends two events for a pick, and the second may leave the page before the answer to the first comes."""
-    page = UnservedPage(tmp_path / "outputs")
+    page = unserved_page()
     said = page.press(event, {"Model": "emoji-sd", "Size": "128x96", "Style": "gone", "Label": "gone"})
     assert "emoji-sd" in said or "128x128" in said
     assert "alert" not in said

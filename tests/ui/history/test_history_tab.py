@@ -10,11 +10,11 @@ from tests.ui.history.unserved import UnservedPage
 
 
 @pytest.fixture
-def page(tmp_path, upload_folder) -> UnservedPage:
+def page(tmp_path, unserved_page) -> UnservedPage:
     """The page of a shelf with three pictures."""
     for number in range(3):
         add(tmp_path / "shelf", f"{number}.png", number, seed=number)
-    page = UnservedPage(tmp_path / "shelf")
+    page = unserved_page(outputs=tmp_path / "shelf")
     page.press("HistoryTab.show")
     return page
 

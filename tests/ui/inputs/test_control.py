@@ -50,8 +50,8 @@ def catalogue(engine) -> Catalogue:
 
 
 @pytest.fixture
-def page(tmp_path, models_dir, upload_folder) -> UnservedPage:
-    return UnservedPage(tmp_path / "outputs", models_dir)
+def page(unserved_page, models_dir) -> UnservedPage:
+    return unserved_page(models_dir)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from fastdiff.requests import png
 from fastdiff.ui.drawing import Drawn, prepare
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.starting import larger
-from tests.ui.history.unserved import UnservedPage, upload
+from tests.ui.history.unserved import upload
 from tests.ui.inputs.conftest import ASKED, LIMITS
 from tests.ui.inputs.test_mask import mask_file
 
@@ -61,6 +61,6 @@ def test_a_picture_beyond_the_limit_is_refused(engine):
         prepare(asked, engine, Limits(enlarged=150))
 
 
-def test_the_button_adds_a_run(tmp_path, models_dir, upload_folder, picture):
-    page = UnservedPage(tmp_path / "outputs", models_dir)
+def test_the_button_adds_a_run(unserved_page, models_dir, picture):
+    page = unserved_page(models_dir)
     assert "no picture selected" in page.press("DrawTab.upscale")

@@ -116,8 +116,8 @@ def test_a_grid_holds_the_mask_after_the_uploads_are_gone(engine, apple, tmp_pat
 
 
 @pytest.fixture
-def page(tmp_path, models_dir, upload_folder) -> UnservedPage:
-    return UnservedPage(tmp_path / "outputs", models_dir)
+def page(unserved_page, models_dir) -> UnservedPage:
+    return unserved_page(models_dir)
 
 
 def test_the_editor_opens_over_the_start_picture(page, picture, apple):

@@ -84,8 +84,8 @@ def test_a_picture_that_is_gone_leaves_the_form(form, upload_folder):
 
 
 @pytest.fixture
-def page(tmp_path, models_dir, upload_folder) -> UnservedPage:
-    return UnservedPage(tmp_path / "outputs", models_dir)
+def page(unserved_page, models_dir) -> UnservedPage:
+    return unserved_page(models_dir)
 
 
 def test_a_dropped_picture_sets_the_size(page):

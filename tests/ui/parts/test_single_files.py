@@ -180,12 +180,10 @@ def test_hashes_of_large_files_are_not_waited_for(engine, files_dir, monkeypatch
         ("Model hash: 0123456789, Model: other", None),
     ],
 )
-def test_a_picture_of_another_tool_chooses_the_file_that_drew_it(
-    engine, files_dir, tmp_path, upload_folder, model, found
-):
+def test_a_picture_of_another_tool_chooses_the_file_that_drew_it(engine, files_dir, unserved_page, model, found):
     digits = file_hash(files_dir / XL)[:10]
     text = f"the cat\nSteps: 7, Sampler: Euler a, CFG scale: 2.5, Seed: 9, Size: 16x16, {model.format(xl=digits)}"
-    page = UnservedPage(tmp_path / "outputs", files_dir)
+    page = unserved_page(files_dir)
     data = png_picture({"parameters": text})
     said = page.press("DrawTab.restore", {UPLOAD: upload(data, "a.png"), "Model": XL if found is None else "emoji64"})
     loaded = "Loaded from a.png (made by AUTOMATIC1111): "

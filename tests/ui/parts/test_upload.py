@@ -15,7 +15,6 @@ from fastdiff.ui.inputs.uploaded import uploaded_path
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.parts.upload import build_upload, read_record
 from tests.requests.foreign_pictures import exif_picture, png_picture
-from tests.ui.history.unserved import UnservedPage
 
 LIMITS = Limits()
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -333,18 +332,18 @@ def test_a_file_without_settings_is_refused(visit, data, message):
 
 @pytest.mark.parametrize("button", ["DrawTab.use", "CompareTab.send"])
 @pytest.mark.parametrize("theirs", [png.NUMERICS, png.NUMERICS + 1])
-def test_the_settings_of_a_picture_of_the_page_come_with_the_same_notice(tmp_path, upload_folder, button, theirs):
+def test_the_settings_of_a_picture_of_the_page_come_with_the_same_notice(tmp_path, unserved_page, button, theirs):
     path = tmp_path / "mine.png"
     path.write_bytes(header() + text(RECORD | {"numerics": theirs}) + END)
-    page = UnservedPage(tmp_path / "outputs")
+    page = unserved_page()
     page.choose(button, Drawn(path, RECORD))
     said = page.press(button)
     assert "seed 7" in said
     assert (f"mine.png was drawn with numerics {theirs}, and" in said) is (theirs != png.NUMERICS)
 
 
-def test_a_picture_of_the_page_that_is_gone_is_named_without_its_folder(tmp_path, upload_folder):
-    page = UnservedPage(tmp_path / "outputs")
+def test_a_picture_of_the_page_that_is_gone_is_named_without_its_folder(tmp_path, unserved_page):
+    page = unserved_page()
     page.choose("DrawTab.use", Drawn(tmp_path / "mine.png", RECORD))
     said = page.press("DrawTab.use")
     assert "mine.png does not exist" in said and str(tmp_path) not in said
