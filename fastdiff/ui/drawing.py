@@ -97,8 +97,6 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
     if card.reads_text and unchecked.prompt is None:
         raise InputError(f"prompt: {card.name} needs a prompt; it may be empty")
     tags = tags_in(unchecked.prompt, unchecked.prompt_syntax) if card.reads_text else ()
-    if (unchecked.lora or tags) and unchecked.precision not in (None, defaults.PRECISION):
-        raise InputError("lora: the page draws with LoRAs in full weights alone; set Weights to Full")
     start = None if unchecked.init_image is None else uploaded_path(unchecked.init_image, "init_image")
     mask = None if unchecked.mask is None else mask_at(unchecked.mask, limits.uploads)
     control = control_upload(unchecked)

@@ -68,6 +68,31 @@ def test_the_file_is_the_commands_byte_for_byte(picture, models_dir, folders, tm
     assert picture().read_bytes() == plain, "the next run has neither"
 
 
+def test_in_8_bits_it_is_the_commands_too(picture, models_dir, folders, tmp_path, monkeypatch):
+    """The next run has the bits of the plain model again, and full weights their own."""
+    plain, full = picture(precision="int8").read_bytes(), picture(lora=BOTH).read_bytes()
+    mine = picture(lora=BOTH, precision="int8")
+    assert picture(precision="int8").read_bytes() == plain
+    tagged = picture(prompt="a cat <lora:style:0.8>", prompt_syntax="weighted", precision="int8")
+    assert picture(lora=BOTH).read_bytes() == full
+    assert picture(lora=BOTH, precision="int8").read_bytes() == mine.read_bytes()
+    flags = ["--lora", BOTH[0], "--lora", BOTH[1], "--precision", "int8"]
+    theirs = commands(models_dir, folders, tmp_path, monkeypatch, "--prompt", "a cat", *flags)
+    assert mine.read_bytes() == theirs.read_bytes() != full
+    assert Image.open(tagged).tobytes() == Image.open(picture(lora=BOTH[:1], precision="int8")).tobytes()
+
+
+def test_a_model_in_8_bits_whose_files_are_gone(picture, models_dir, folders, tmp_path):
+    shutil.copytree(models_dir / "text", tmp_path / "models" / "text")
+    engine = Engine(tmp_path / "models", device="cpu", files=OptionFiles(*folders))
+    plain = picture(engine, precision="int8").read_bytes()
+    weights = next((tmp_path / "models").glob("text/sd1/unet/*.safetensors"))
+    weights.rename(weights.with_name("gone"))
+    with pytest.raises(InputError, match=r"has no diffusion_pytorch_model\.safetensors"):
+        picture(engine, lora=BOTH, precision="int8")
+    assert picture(engine, precision="int8").read_bytes() == plain
+
+
 def test_a_weight_or_another_lora_loads_no_model_and_reads_no_file_again(picture, equipped, monkeypatch):
     files = []
     load = Adapting.load_lora_weights
@@ -162,8 +187,6 @@ def test_a_tag_without_a_lora_here(equipped, picture):
     ):
         with pytest.raises(InputError, match=message):
             picture(prompt=prompt, prompt_syntax="weighted")
-    with pytest.raises(InputError, match="lora: the page draws with LoRAs in full weights alone"):
-        picture(prompt="<lora:style:1>", prompt_syntax="weighted", precision="int8")
     record = png.read_settings(picture(prompt="a <lora:style:1>", prompt_syntax="weighted"))
     again, lines = with_files_here(record, "p.png", equipped.catalogue)
     assert (again["prompt"], again["lora"], lines) == ("a <lora:style:1>", ["style.safetensors:0"], [])

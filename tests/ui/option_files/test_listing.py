@@ -53,10 +53,6 @@ def test_a_name_opens_no_other_file(equipped, folders, name):
         ({"lora": ["style.safetensors", "style.safetensors:2"]}, "lora: style.safetensors is given twice"),
         ({"lora": ["style.safetensors:x"]}, "its weight 'x' is not a number"),
         ({"lora": ["style.safetensors:nan"]}, "its weight 'nan' is not a number"),
-        (
-            {"lora": ["style.safetensors"], "precision": "int8"},
-            "lora: the page draws with LoRAs in full weights alone; set W",
-        ),
         ({"lora": ["style.safetensors"], "model": "emoji64", "prompt": None}, "lora: .* not on offer for emoji64"),
     ],
 )
