@@ -6,7 +6,7 @@ Nothing in a model folder is imported or executed. JSON is parsed, and weights a
 import contextlib
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from fastdiff.checkpoints.registry import (
     denoisers,
     read_denoiser_part,
     read_model_index,
+    shortened,
 )
 from fastdiff.errors import InputError
 from fastdiff.schema import checked
@@ -38,6 +39,7 @@ _TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "chat_template.jinja"),
     *("special_tokens_map.json", "added_tokens.json"),  # of older tokenizers
 )
+_SAFETENSORS = re.compile(r"\.safetensors$", re.IGNORECASE)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
@@ -154,6 +156,34 @@ def hub_file(name: str, inside: str, **client: Any) -> Path:
     if not (folder / inside).is_file():
         raise InputError(f"hub model {name} has no {inside}; name the file with weight_name=, or give a local file")
     return folder / inside
+
+
+def lora_file(name: str, subfolder: str | None = None, **client: Any) -> Path:
+    """Return the local file of a LoRA of a hub model: LORA_NAME, or else its only safetensors file.
+
+    Only this file is downloaded. Raises InputError if there is none or several, else as `resolve`.
+    """
+    inside = "/".join(filter(None, [subfolder, LORA_NAME]))
+    folder = folder_with(name, [inside], **client)
+    if (folder / inside).is_file():
+        return folder / inside
+    start = f"{subfolder}/" if subfolder else ""
+    found = [each for each in _listed(name, folder, client) if each.startswith(start) and _SAFETENSORS.search(each)]
+    if len(found) == 1:
+        return hub_file(name, found[0], **{**client, "revision": folder.name})
+    there = f", and {len(found)} others: {shortened(found)}" if found else ""
+    raise InputError(f"hub model {name} has no {inside}{there}; name the file with weight_name=, or give a local file")
+
+
+def _listed(name: str, folder: Path, client: Mapping[str, Any]) -> list[str]:
+    """Return the names of the files of a hub model, sorted. Offline, they are those in `folder`, its snapshot."""
+    import huggingface_hub
+    from huggingface_hub.errors import HTTPError
+
+    with contextlib.suppress(OSError, ValueError, HTTPError):
+        if not client.get("local_files_only"):
+            return sorted(huggingface_hub.list_repo_files(name, revision=folder.name, token=client.get("token")))
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def parts_of(name: str) -> tuple[str, str]:

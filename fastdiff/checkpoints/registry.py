@@ -310,12 +310,17 @@ def check_one_controlnet(root: Path, name: str) -> None:
     found = [] if (root / "config.json").is_file() else controlnets_below(root)
     if not found or found == [CONTROLNET.name]:
         return
-    names = ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    names = shortened(found)
     what = f"{len(found)} ControlNets" if len(found) > 1 else "a ControlNet in a folder"
     raise InputError(
         f"{name} holds {what}: {names}; give the folder of one, as in --control {name}:{found[0]}, or in Python "
         f"ControlNetModel.from_pretrained({name!r}, subfolder={found[0]!r})"
     )
+
+
+def shortened(names: list[str]) -> str:
+    """Return the first SHOWN names for a message, and how many more there are."""
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def controlnets_below(root: Path) -> list[str]:

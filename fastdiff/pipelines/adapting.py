@@ -62,7 +62,7 @@ class Adapting(Pipeline):
             adapter_name: default: `default_0`, then `default_1` and so on.
             hotswap: replace the loaded adapter `adapter_name`. The ranks may differ.
             weight_name: the name of the file in a folder or on the hub, there by default
-                `pytorch_lora_weights.safetensors`.
+                `pytorch_lora_weights.safetensors`, or else the only safetensors file.
             subfolder: of the folder or on the hub.
             kwargs: the hub's `revision`, `token`, `cache_dir`, `local_files_only` and `force_download`; arguments of
                 diffusers that have no effect here, such as `low_cpu_mem_usage`.
@@ -363,8 +363,9 @@ def _local(
 ) -> tuple[Path, str | None]:
     """Return the local path of a LoRA, and the name of the file in it. A file on the hub is downloaded."""
     if hub.names_hub_file(str(given)):
-        inside = "/".join(filter(None, [subfolder, weight_name or hub.LORA_NAME]))
-        return hub.hub_file(str(given), inside, **client), None
+        if weight_name is None:
+            return hub.lora_file(str(given), subfolder, **client), None
+        return hub.hub_file(str(given), "/".join(filter(None, [subfolder, weight_name])), **client), None
     return (Path(given) / subfolder if subfolder else Path(given)), weight_name
 
 

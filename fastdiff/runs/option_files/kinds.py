@@ -4,7 +4,8 @@ A PNG has the same texts, and the SHA-256 of each file in the same order.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ class Kind(NamedTuple):
 
     setting: str
     word: str  # in messages
-    hub_name: str  # the name of the file of a hub id
+    download: Callable[[str], Path]  # returns the file of a hub id
 
     @property
     def hashes(self) -> str:
@@ -52,7 +53,7 @@ class Kind(NamedTuple):
             if source is not None and text in recorded and not os.path.exists(option.path):
                 option = option._replace(path=self._find(option.path, recorded[text], source.path, folder))
             if hub.names_hub_file(option.path):
-                option = option._replace(path=str(hub.hub_file(option.path, self.hub_name)))
+                option = option._replace(path=str(self.download(option.path)))
             yield option
 
     def recorded(self, source: Recorded | None) -> dict[str, str | None]:
@@ -81,7 +82,8 @@ class Kind(NamedTuple):
             )
 
 
-EMBEDDING, LORA = Kind("embedding", "embedding", FIRST_NAME), Kind("lora", "LoRA", hub.LORA_NAME)
+EMBEDDING = Kind("embedding", "embedding", partial(hub.hub_file, inside=FIRST_NAME))
+LORA = Kind("lora", "LoRA", hub.lora_file)
 KINDS = (EMBEDDING, LORA)
 
 

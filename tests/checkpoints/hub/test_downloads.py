@@ -1,6 +1,7 @@
 """Downloads from the hub, with a stub of its client: the requested files, and errors."""
 
 import json
+import os
 import shutil
 from fnmatch import fnmatch
 from types import SimpleNamespace
@@ -34,7 +35,14 @@ def remote(tmp_path, monkeypatch):
                 shutil.copy(path, remote.cache / name)
         return str(remote.cache)
 
+    def list_repo_files(repo_id, *, revision, token):
+        if os.environ.get("OFFLINE"):
+            raise errors.OfflineModeIsEnabled("offline")
+        remote.calls.append({"revision": revision, "token": token})
+        return [path.relative_to(remote.folder).as_posix() for path in remote.folder.rglob("*") if path.is_file()]
+
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", list_repo_files)
     remote.files = lambda: {p.relative_to(remote.cache).as_posix() for p in remote.cache.rglob("*") if p.is_file()}
     return remote
 
@@ -334,3 +342,37 @@ def test_an_embedding_is_one_file_of_the_hub(remote, text_folder):
     with pytest.raises(InputError, match=r"org/name has no no\.safetensors; name the file") as error:
         pipe.load_textual_inversion("org/name", weight_name="no.safetensors")
     assert_one_line(error)
+
+
+class TestTheFileOfALora:
+    def test_the_usual_name_or_else_the_only_file(self, remote):
+        write(remote.folder, "README.md", "ink.bin", "deep/style.SAFETENSORS")
+        assert hub.lora_file("org/name") == remote.cache / "deep/style.SAFETENSORS"
+        assert remote.files() == {"deep/style.SAFETENSORS"}
+        write(remote.folder, "ink.safetensors")
+        assert hub.lora_file("org/name", "deep", token="secret") == remote.cache / "deep/style.SAFETENSORS"
+        assert [(call["revision"], call["token"]) for call in remote.calls[-3:]] == [
+            (None, "secret"), (COMMIT, "secret"), (COMMIT, "secret")
+        ]  # fmt: skip
+        write(remote.folder, hub.LORA_NAME)
+        assert hub.lora_file("org/name") == remote.cache / hub.LORA_NAME
+        assert remote.files() == {"deep/style.SAFETENSORS", hub.LORA_NAME}
+
+    def test_several_or_none_are_one_line(self, remote):
+        write(remote.folder, "README.md", *(f"{i}.safetensors" for i in range(12)))
+        with pytest.raises(InputError) as error:
+            hub.lora_file("org/name")
+        assert_one_line(
+            error, f"hub model org/name has no {hub.LORA_NAME}, and 12 others: 0.safetensors, 1.saf", "4 more;"
+        )
+        with pytest.raises(InputError) as error:
+            hub.lora_file("org/name", "deep")
+        assert_one_line(error, f"hub model org/name has no deep/{hub.LORA_NAME}; name the file with weight_name=")
+        assert not remote.files()
+
+    def test_offline_the_files_in_the_cache_count(self, remote, monkeypatch):
+        write(remote.cache, "ink.safetensors")
+        write(remote.folder, "other.safetensors")
+        assert hub.lora_file("org/name", local_files_only=True) == remote.cache / "ink.safetensors"
+        monkeypatch.setenv("OFFLINE", "1")
+        assert hub.lora_file("org/name") == remote.cache / "ink.safetensors"

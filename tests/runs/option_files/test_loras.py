@@ -159,21 +159,30 @@ def test_a_bulk_run_knows_their_weights_and_contents(here, text_folder, loras):
 
 
 def test_a_hub_id_is_downloaded(here, sample, text_folder, pixels, monkeypatch, capsys):
-    asked = []
+    asked, listed = [], ["README.md"]
 
     def snapshot_download(repo_id, allow_patterns, **options):
         asked.append((repo_id, allow_patterns, options["revision"]))
         return str(here / "remote")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda name, **options: listed)
     (here / "remote").mkdir()
     assert sample("--lora", "org/style:0.5", "-o", "none.png") == 2
     line = "hub model org/style has no pytorch_lora_weights.safetensors; name the file with weight_name="
     assert line in capsys.readouterr().err
+    shutil.copy("style.safetensors", here / "remote" / "ink.safetensors")
+    listed += ["ink.safetensors", "ink.bin"]
+    assert sample("--lora", "org/style:0.5", "-o", "only.png") == 0
+    assert png.read_settings("only.png")["lora"] == [f"{here}/remote/ink.safetensors:0.5"]
+    listed.append("more/b.safetensors")
+    assert sample("--lora", "org/style:0.5", "-o", "none.png") == 2
+    line = "org/style has no pytorch_lora_weights.safetensors, and 2 others: ink.safetensors, more/b.safetensors;"
+    assert line in capsys.readouterr().err
     shutil.copy("style.safetensors", here / "remote" / "pytorch_lora_weights.safetensors")
     assert sample("--lora", "org/style:0.5", "-o", "hub.png") == 0
     assert sample("--lora", "style.safetensors:0.5", "-o", "file.png") == 0
-    assert pixels("hub.png") == pixels("file.png")
+    assert pixels("hub.png") == pixels("file.png") == pixels("only.png")
     assert asked[-1] == ("org/style", ["pytorch_lora_weights.safetensors"], None)
     pipe = Pipeline.from_pretrained(text_folder("sd1"))
     shutil.copy("style.safetensors", here / "remote" / "a.safetensors")
