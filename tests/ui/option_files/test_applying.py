@@ -92,7 +92,7 @@ def test_a_model_in_8_bits_whose_files_have_changed(picture, models_dir, folders
     state = load_file(weights)
     weights.unlink()  # the folder of `models_dir` may have the same file
     save_file({name: 0.5 * each for name, each in state.items()}, weights)
-    with pytest.raises(InputError, match="changed"):
+    with pytest.raises(InputError, match="is not the weight that was loaded"):
         picture(engine, lora=BOTH, precision="int8")
     assert Image.open(picture(engine, precision="int8")).tobytes() == plain
 
