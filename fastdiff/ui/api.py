@@ -70,6 +70,9 @@ def add_api(page: gr.Blocks, engine: Engine, limits: Limits, store: Store) -> No
         control_start: float | None = None,
         control_end: float | None = None,
         guess_mode: bool | None = None,
+        ip_adapter: str | None = None,
+        ip_adapter_image: dict[str, Any] | None = None,
+        ip_adapter_scale: float | None = None,
         request: gr.Request | None = None,
     ) -> list[dict[str, Any]]:
         """Draw PNG files with their settings embedded. Picture i uses seed + i; the model supplies missing settings.
@@ -117,6 +120,9 @@ def add_api(page: gr.Blocks, engine: Engine, limits: Limits, store: Store) -> No
             control_start,
             control_end,
             guess_mode,
+            ip_adapter,
+            ip_adapter_image,
+            ip_adapter_scale,
         )
         files, progress = [], gr.Progress()
         try:
@@ -197,6 +203,12 @@ def _parameters(catalogue: Catalogue) -> dict[str, tuple[str, Any]]:
         "control_start": ("The part of the run at which the ControlNet starts", "0"),
         "control_end": ("The part of the run at which the ControlNet stops", "1"),
         "guess_mode": ("Whether to follow the control picture more than the prompt", "false"),
+        "ip_adapter": ("An IP-Adapter that /models lists for the model", "none"),
+        "ip_adapter_image": (
+            "The picture that the IP-Adapter reads, given as init_image",
+            "none, but an IP-Adapter needs one",
+        ),
+        "ip_adapter_scale": ("How much the IP-Adapter counts", "1"),
     }
 
 
@@ -244,6 +256,7 @@ def _description(catalogue: Catalogue, card: ModelCard) -> dict[str, Any]:
         "label_groups": {group: list(labels) for group, labels in card.info.label_groups.items()},
         "reads_text": card.reads_text,
         "controlnets": [*catalogue.controlnets.offered(card)],
+        "ip_adapters": [*catalogue.ip_adapters.offered(card)],
         "loras": [*catalogue.option_files.loras(card)],
         "embeddings": [*catalogue.option_files.embeddings(card)],
         "steps": sampling.num_inference_steps,

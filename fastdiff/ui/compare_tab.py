@@ -19,7 +19,8 @@ from fastdiff.requests.request import INPUT_SETTINGS, UPSCALE_SETTINGS
 from fastdiff.ui.drawing import Drawn, Session, draw, prepare, with_files_here
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.gallery import required
-from fastdiff.ui.option_files.controlnets import OF_CONTROL
+from fastdiff.ui.option_files.controlnets import ControlNets
+from fastdiff.ui.option_files.ip_adapters import IPAdapters
 from fastdiff.ui.parts.form import Form
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.parts.upload import form_settings, numerics_notice
@@ -31,7 +32,7 @@ from fastdiff.ui.queueing.running import QUICK, RunControls, Updates, status_of,
 KIND = "Compare"  # of jobs
 # settings whose fields only Draw has
 UNSHOWN = (
-    *(*INPUT_SETTINGS, *UPSCALE_SETTINGS, *OF_CONTROL),
+    *(*INPUT_SETTINGS, *UPSCALE_SETTINGS, *ControlNets.settings(), *IPAdapters.settings()),
     *("guidance_start", "guidance_stop", "prompt_syntax", "emphasis"),
 )
 

@@ -11,7 +11,7 @@ from gradio.components import Component
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.requests.foreign import MODEL, Foreign
-from fastdiff.requests.request import AXES, FILE_SETTINGS, IP_ADAPTER_SETTINGS
+from fastdiff.requests.request import AXES, FILE_SETTINGS
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.model_files import find_of_tool
 from fastdiff.runs.notices import find_notices
@@ -40,10 +40,7 @@ from fastdiff.ui.starting import Starting, larger, with_inputs
 
 KIND = "Draw"  # of jobs
 # settings that the form cannot show: it has no field for most, and an empty negative prompt means none
-UNSHOWN = (
-    *("revision", "variant", *FILE_SETTINGS, "use_clipped_model_output", "negative_prompt", "mask_crop"),
-    *IP_ADAPTER_SETTINGS,
-)
+UNSHOWN = (*("revision", "variant", *FILE_SETTINGS, "use_clipped_model_output", "negative_prompt", "mask_crop"),)
 
 
 @dataclass(frozen=True)
@@ -116,8 +113,8 @@ class DrawTab:
     @property
     def shown(self) -> list[Block]:
         """The components that change with the model or the settings."""
-        start, boxes = self.form.start, (self.form.axes.box, self.form.start.box, self.form.control.box)
-        return [*self.form.components, *boxes, start.editor, self.examples, self.status]
+        start, boxes = self.form.start, [section.box for section in self.form.sections]
+        return [*self.form.components, self.form.axes.box, start.box, *boxes, start.editor, self.examples, self.status]
 
     def add(self, data: Mapping[Component, Any], request: gr.Request) -> Updates:
         """Add the form's request to the queue. Raises InputError like `prepare`, and if too many runs wait."""
@@ -283,10 +280,9 @@ class DrawTab:
                 raise InputError(f"label {record['label']} is not available in this form; choose another")
             here = run.request.as_record()
             others = [key for key in UNSHOWN if record.get(key) not in (None, here.get(key))]
-            scale = (
-                {"control_scale": run.request.control_scale[0]} if run.request.control else {}
-            )  # bulk may leave it out
-            updates = self.form.show(run.card, {**record, **scale})
+            scales = {name: getattr(run.request, name) for name in ("control_scale", "ip_adapter_scale")}
+            scales = {name: each[0] for name, each in scales.items() if each}  # bulk may leave them out
+            updates = self.form.show(run.card, {**record, **scales})
         except PROBLEMS as error:
             return {self.status: problem(error)}
         first = f"the first of {record['grid_of']} pictures in " if "grid_of" in record else ""

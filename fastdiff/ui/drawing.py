@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gradio as gr
 from PIL import Image
@@ -21,7 +21,7 @@ from fastdiff.errors import InputError
 from fastdiff.pipelines.pil_images import as_rgb
 from fastdiff.requests import defaults
 from fastdiff.requests.completion import Cell
-from fastdiff.requests.input_picture import CONTROL, InputPicture
+from fastdiff.requests.input_picture import CONTROL, Control, ImagePrompt, InputPicture
 from fastdiff.requests.request import Request
 from fastdiff.requests.syntax import tags_in, without_loras
 from fastdiff.runs import drawing, files
@@ -42,6 +42,7 @@ from fastdiff.ui.parts.request import CANNY, Limits, UncheckedRequest
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.serving.store import Shelf, Store
 
+Listed = TypeVar("Listed", Control, ImagePrompt)
 MOST_PIXELS = MAX_SHEET_PIXELS // 4  # of all pictures of a grid; margins and an incomplete last row add to them
 GONE = "a picture was deleted; select the pictures again"
 # fields that are as in Request
@@ -50,6 +51,7 @@ _SAME = (
     *("mask_blur", "upscale", "upscale_strength", "upscale_mode"),
 )
 _OF_CONTROL = tuple(name for name in vars(UncheckedRequest()) if name.startswith(("control_", "canny_", "guess_")))
+_OF_IP_ADAPTER = ("ip_adapter_image", "ip_adapter_scale")
 EDGES = "edges.png"  # the name of control pictures that the page makes
 INTERVAL = 0.1  # seconds between two reported steps: a GPU can compute a thousand steps a second
 
@@ -99,7 +101,8 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
     tags = tags_in(unchecked.prompt, unchecked.prompt_syntax) if card.reads_text else ()
     start = None if unchecked.init_image is None else uploaded_path(unchecked.init_image, "init_image")
     mask = None if unchecked.mask is None else mask_at(unchecked.mask, limits.uploads)
-    control = control_upload(unchecked)
+    control = _upload_for("control", "a ControlNet", _OF_CONTROL, unchecked)
+    images = _upload_for("ip_adapter", "an IP-Adapter", _OF_IP_ADAPTER, unchecked)
     height, width = _sides(unchecked, start or control, card, limits)
     control = control and control_picture(control, unchecked, (height, width), limits)
     request = Request(
@@ -127,9 +130,10 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
         init_image=None if start is None else str(start),
         mask=None if mask is None else str(mask),
         **_control_fields(unchecked, control, card, engine.catalogue),
+        **_image_prompt_fields(unchecked, images, card, engine.catalogue),
         **{name: getattr(unchecked, name) for name in _SAME},
     )
-    with without_folder(start, mask, control):
+    with without_folder(start, mask, control, images):
         run = Run.prepare(request, card, engine.catalogue.defaults, batch_size=unchecked.batch_size)
     if run.size and request.upscale and max(run.size) > limits.enlarged:
         sides = "{} x {}".format(*run.size)
@@ -152,18 +156,20 @@ def _sides(
     return own[0] if height is None else height, own[1] if width is None else width
 
 
-def control_upload(unchecked: UncheckedRequest) -> Path | None:
-    """Return the upload that a checked request makes its control picture from, or None without a ControlNet.
+def _upload_for(name: str, what: str, settings: Sequence[str], unchecked: UncheckedRequest) -> Path | None:
+    """Return the upload that a ControlNet or an IP-Adapter of a checked request reads, or None without one.
 
-    Raises InputError for a ControlNet without a picture, and for settings of a ControlNet without one.
+    name, what, settings: its field, its word with an article, and its other fields. Raises InputError if it has no
+    picture, and for its settings without it.
     """
-    if unchecked.control:
-        if unchecked.control_image is None:
-            raise InputError("control_image: the ControlNet reads a picture; drop one, or choose no ControlNet")
-        return uploaded_path(unchecked.control_image, "control_image")
-    given = next((name for name in _OF_CONTROL if getattr(unchecked, name) not in (None, False)), None)
+    image, (_, word) = f"{name}_image", what.split()
+    if getattr(unchecked, name):
+        if getattr(unchecked, image) is None:
+            raise InputError(f"{image}: the {word} reads a picture; drop one, or choose no {word}")
+        return uploaded_path(getattr(unchecked, image), image)
+    given = next((each for each in settings if getattr(unchecked, each) not in (None, False)), None)
     if given is not None:
-        raise InputError(f"{given}: it is for a ControlNet; choose one, or leave it out")
+        raise InputError(f"{given}: it is for {what}; choose one, or leave it out")
     return None
 
 
@@ -205,11 +211,22 @@ def _control_fields(
         return {}
     numbers = {name: getattr(unchecked, name) for name in ("control_scale", "control_start", "control_end")}
     return {
-        "control": (str(catalogue.controlnets.chosen(unchecked.control, card)),),
+        **catalogue.controlnets.fields(unchecked.control, card),
         "control_image": (str(picture),),
         "guess_mode": unchecked.guess_mode,
         **{name: (float(value),) for name, value in numbers.items() if value is not None},
     }
+
+
+def _image_prompt_fields(
+    unchecked: UncheckedRequest, picture: Path | None, card: ModelCard, catalogue: Catalogue
+) -> dict[str, Any]:
+    """Return the Request fields of an IP-Adapter that reads `picture`, or none without one."""
+    if picture is None:
+        return {}
+    scale = unchecked.ip_adapter_scale
+    own = {} if scale is None else {"ip_adapter_scale": (float(scale),)}
+    return {**catalogue.ip_adapters.fields(unchecked.ip_adapter, card), "ip_adapter_image": (str(picture),), **own}
 
 
 def with_model_here(record: Mapping[str, Any], source: str, catalogue: Catalogue) -> tuple[dict[str, Any], str | None]:
@@ -224,12 +241,14 @@ def with_model_here(record: Mapping[str, Any], source: str, catalogue: Catalogue
 
 
 def with_files_here(record: Mapping[str, Any], source: str, catalogue: Catalogue) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings as `with_model_here`, with the LoRAs and the ControlNet here, and lines about others."""
+    """Return the settings as `with_model_here`, with the files here that they name, and lines about others."""
     settings, line = with_model_here(record, source, catalogue)
     card = catalogue.card(settings["model"])
     settings, lines = catalogue.option_files.here(settings, source, card)
-    settings, more = catalogue.controlnets.here(settings, source, card)
-    return settings, [*filter(None, [line]), *lines, *more]
+    for readers in (catalogue.controlnets, catalogue.ip_adapters):
+        settings, more = readers.here(settings, source, card)
+        lines += more
+    return settings, [*filter(None, [line]), *lines]
 
 
 def files_of(cards: Sequence[ModelCard]) -> dict[str, Path]:
@@ -246,10 +265,11 @@ def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tu
     Raises InputError, NonFiniteError, OSError if the disk cannot be written, MemoryError, DeviceLostError.
     """
     engine.catalogue.option_files.check(run.request)
+    engine.catalogue.ip_adapters.check(run.request)
     try:
         drawing.begin_hashes(run)  # beside the loading
     except InputError as error:
-        raise InputError(engine.catalogue.controlnets.without_paths(str(error), run.request)) from None
+        raise InputError(engine.catalogue.without_paths(str(error))) from None
     pipe = engine.pipeline_of(run)
     pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)
@@ -275,13 +295,13 @@ def _with_names(steps: Iterator[Progress], catalogue: Catalogue) -> Iterator[Pro
 
 def _named(record: Mapping[str, Any]) -> dict[str, Any]:
     named: dict[str, Any] = {name: Path(record[name]).name for name in ("init_image", "mask") if name in record}
-    if "control_image" in record:
-        named["control_image"] = [Path(each).name for each in record["control_image"]]
+    for name in ("control_image", "ip_adapter_image"):
+        named |= {name: [Path(each).name for each in record[name]]} if name in record else {}
     return {**record, **named}
 
 
 def inputs_of(run: Run) -> list[InputPicture]:
-    """Return the picture that a run starts from, its mask and its control picture, as far as it has them."""
+    """Return the pictures that a run reads, as far as it has them: start picture, mask, control and image prompt."""
     return [picture for given in run.cells[0].given for picture in given.pictures]
 
 
@@ -303,13 +323,17 @@ def write_grid(run: Run, pictures: Sequence[Drawn]) -> Path:
 
 def _started_inside(cell: Cell, drawn: Drawn) -> Cell:
     """Return the cell of a picture whose own pictures are inside its PNG. The uploads may be gone."""
-    inside, start, control = str(drawn.path), cell.start, cell.control
-    if control is not None:
-        control = replace(control, pictures=tuple(replace(each, inside=inside) for each in control.pictures))
+    inside, start = str(drawn.path), cell.start
+    control, images = _listed_inside(cell.control, inside), _listed_inside(cell.image_prompt, inside)
     if start is not None:
         mask = start.mask and replace(start.mask, picture=replace(start.mask.picture, inside=inside))
         start = replace(start, picture=replace(start.picture, inside=inside), mask=mask)
-    return replace(cell, start=start, control=control)
+    return replace(cell, start=start, control=control, image_prompt=images)
+
+
+def _listed_inside(given: Listed | None, inside: str) -> Listed | None:
+    """Return the pictures that a network reads, which are inside the PNG `inside`."""
+    return given and replace(given, pictures=tuple(replace(each, inside=inside) for each in given.pictures))
 
 
 def write_zip(folder: Path, root: Path, paths: Sequence[Path], most: int) -> Path:

@@ -15,15 +15,18 @@ from fastdiff.arguments import naming
 from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_hash import state_of
+from fastdiff.checkpoints.single_files.ip_adapters import find_image_encoder, find_ip_adapter, image_encoder_weights
 from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
 from fastdiff.execution.devices import resolve_device
 from fastdiff.kinds import Precision
 from fastdiff.models.autoencoder_tiny import AutoencoderTiny
+from fastdiff.models.clip_vision import CLIPVisionModelWithProjection
 from fastdiff.models.controlnet import ControlNetModel
 from fastdiff.models.model import Model
 from fastdiff.pipelines import Pipeline
 from fastdiff.pipelines.adapting import Adapting
 from fastdiff.pipelines.folders import scheduler_of
+from fastdiff.pipelines.image_prompts import ImagePrompting
 from fastdiff.requests.defaults import DEVICE, PAGE, PAGE_ON_CPU, PRECISION
 from fastdiff.requests.file_option import FileOption, lora_names, weight_of
 from fastdiff.requests.request import Request
@@ -67,6 +70,7 @@ class Engine:
         own = PAGE_ON_CPU if self.device.type == "cpu" else PAGE
         self.catalogue = Catalogue(folder, allow_hub, own, styles, files)
         self._applier = Applier(self.catalogue.option_files)
+        self._prompter = Prompter()
         self.budget = Budget(max_minutes)
         self.queue = Queue(PROBLEMS)
         self._loaded: OrderedDict[tuple[object, Precision], Pipeline] = OrderedDict()
@@ -75,19 +79,27 @@ class Engine:
 
     def pipeline(self, card: ModelCard, scheduler: str | None, precision: Precision = PRECISION) -> Pipeline:
         """Return a pipeline with its own `scheduler` around the model that all requests share."""
-        shared = self._load(card, precision)
-        return shared.with_scheduler(scheduler_of(card, scheduler))
+        pipe = self._load(card, precision).with_scheduler(scheduler_of(card, scheduler))
+        if isinstance(pipe, ImagePrompting):
+            pipe.unload_ip_adapter()  # the shared pipeline keeps it
+        return pipe
 
     def pipeline_of(self, run: Run) -> Pipeline:
-        """Return the pipeline of a run, with its ControlNet.
+        """Return the pipeline of a run, with its ControlNet and its IP-Adapter.
 
         The model has the LoRAs and embeddings of the run until the next call.
 
-        Raises as `Pipeline.from_card`, as `Applier.apply` and as `ControlNetModel.from_pretrained`.
+        Raises as `Pipeline.from_card`, `Applier.apply`, `Prompter.apply` and `ControlNetModel.from_pretrained`.
         """
         pipe = self.pipeline(run.card, run.request.scheduler, run.request.precision)
-        self._applier.apply(pipe, run.request)
-        return self._controlled(pipe, run)
+        try:
+            if run.request.ip_adapter:
+                shared = self._load(run.card, run.request.precision)
+                pipe = self._prompter.apply(shared, run.request).with_scheduler(pipe.scheduler)
+            self._applier.apply(pipe, run.request)
+            return self._controlled(pipe, run)
+        except (InputError, NonFiniteError) as error:
+            raise type(error)(self.catalogue.without_paths(str(error))) from None
 
     def warm_up(self, name: str) -> None:
         """Load a model and draw one step, so the first request finds the model ready."""
@@ -114,12 +126,7 @@ class Engine:
         """Return the pipeline with the ControlNet of a run, if it has one. The last ones stay in memory."""
         if not run.request.control:
             return pipe
-        try:
-            net = self._controlnet(run.request, pipe.dtype)
-            return pipe.with_parts(controlnet=net)
-        except (InputError, NonFiniteError) as error:
-            told = self.catalogue.controlnets.without_paths(str(error), run.request)
-            raise type(error)(told) from None
+        return pipe.with_parts(controlnet=self._controlnet(run.request, pipe.dtype))
 
     def _controlnet(self, request: Request, dtype: torch.dtype) -> ControlNetModel:
         (place,), (files,) = request.control, weights_of_controlnets(request)
@@ -197,6 +204,35 @@ class Applier:
         pipe.delete_adapters(unused[: max(0, len(unused) - KEPT)])
 
 
+class Prompter:
+    """The IP-Adapter and the image encoder that stay in the shared pipeline of each model: those of its last run."""
+
+    def __init__(self) -> None:
+        # by the denoiser: the states of the files of the image encoder, and of the IP-Adapter
+        self._there: WeakKeyDictionary[Model, tuple[_State, _State]] = WeakKeyDictionary()
+
+    def apply(self, shared: Any, request: Request) -> Any:
+        """Return a copy of a shared pipeline with the IP-Adapter of a request. Loaded files are not read again.
+
+        Raises InputError for a file that does not fit, and NonFiniteError for NaN. The shared pipeline then has none.
+        """
+        folder = find_image_encoder(request.ip_adapter[0], request.image_encoder)
+        encoder = tuple(map(state_of, [*image_encoder_weights(folder), folder / "config.json"]))
+        files = [find_ip_adapter(name) for name in request.ip_adapter]
+        wanted = encoder, tuple(map(state_of, files))
+        there = self._there.pop(shared.denoiser, ((), ()))
+        if there != wanted:
+            kept = shared.image_encoder if there[0] == encoder else None
+            shared.unload_ip_adapter()
+            where = {"dtype": shared.denoiser.dtype, "device": shared.denoiser.device}
+            shared.image_encoder = kept or CLIPVisionModelWithProjection.from_pretrained(folder, **where)
+            shared.load_ip_adapter(files)
+        self._there[shared.denoiser] = wanted
+        pipe = shared.with_scheduler(shared.scheduler)
+        pipe.set_ip_adapter_scale([*request.ip_adapter_scale])
+        return pipe
+
+
 def _loaded(pipe: Pipeline) -> list[str]:
     """Return the names of the LoRAs in memory."""
     listed = pipe.get_list_adapters() if isinstance(pipe, Adapting) else {}
@@ -214,7 +250,7 @@ class Budget:
     def __init__(self, minutes: float | None = None) -> None:
         """minutes: the most that a request may take; None for no limit."""
         self.minutes = minutes
-        # seconds per step and picture, by model, precision and ControlNet, and then by the picture's number of pixels
+        # seconds per step and picture, by what `_model` returns, and then by the picture's number of pixels
         self._seconds: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
 
     def check(self, *runs: Run, spent: float = 0.0) -> None:
@@ -252,7 +288,7 @@ class Budget:
 
 
 def _model(run: Run) -> tuple[object, ...]:
-    return run.card.source, run.request.precision, run.request.control
+    return run.card.source, run.request.precision, run.request.control, run.request.ip_adapter
 
 
 def _pixels(run: Run) -> int:

@@ -51,6 +51,10 @@ _SHOWN = {
     "control_start": "Control from",
     "control_end": "Control until",
     "guess_mode": "Guess mode",
+    "ip_adapter": "IP-Adapter",
+    "ip_adapter_image": "Image prompt",
+    "ip_adapter_scale": "IP-Adapter scale",
+    "image_encoder": "Image encoder",
     "upscale": "Upscale",
     "upscale_strength": "Upscale strength",
     "upscale_mode": "Upscale mode",
@@ -76,6 +80,7 @@ _VARIED = {  # settings that can differ between pictures, and how a caption show
     "lora": "LoRA {}",
     "strength": "strength {}",
     "control_scale": "control scale {}",
+    "ip_adapter_scale": "IP-Adapter scale {}",
     "width": "{} wide",
     "height": "{} high",
 }

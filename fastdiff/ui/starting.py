@@ -1,4 +1,4 @@
-"""The events that put start and control pictures into the form of Draw, and the requests that enlarge a picture."""
+"""The events that put start pictures and others into the form of Draw, and the requests that enlarge a picture."""
 
 import base64
 import io
@@ -16,7 +16,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
 from fastdiff.pipelines.pil_images import as_rgb
 from fastdiff.requests.defaults import UPSCALE_STRENGTH
-from fastdiff.requests.input_picture import CONTROL, INIT_IMAGE, InputPicture
+from fastdiff.requests.input_picture import CONTROL, IMAGE_PROMPT, INIT_IMAGE, InputPicture
 from fastdiff.requests.request import AXES
 from fastdiff.ui.drawing import Drawn, control_picture, with_files_here
 from fastdiff.ui.gallery import required
@@ -24,11 +24,12 @@ from fastdiff.ui.inputs.mask import editor_html, mask_at
 from fastdiff.ui.inputs.size import size_from
 from fastdiff.ui.inputs.uploaded import keep_drawn, keep_inputs, uploaded_path, without_folder
 from fastdiff.ui.parts.catalogue import Catalogue
-from fastdiff.ui.parts.control_fields import NO_NET, preview_html
+from fastdiff.ui.parts.control_fields import preview_html
 from fastdiff.ui.parts.controls import SizeControls
 from fastdiff.ui.parts.draw_fields import EDITOR
 from fastdiff.ui.parts.examples import fit_examples
 from fastdiff.ui.parts.form import DrawForm
+from fastdiff.ui.parts.picture_section import NONE
 from fastdiff.ui.parts.request import CANNY, Limits, UncheckedRequest
 from fastdiff.ui.parts.upload import form_settings, numerics_notice
 from fastdiff.ui.queueing.messages import PROBLEMS, note, problem
@@ -37,6 +38,7 @@ from fastdiff.ui.queueing.running import QUICK, Updates
 STARTS = "Starts from {}. Set the strength, and press Generate."
 PAINTS = "Starts from {}. Paint what should change, and press Generate."
 CONTROLS = "{} follows {}. Press Generate."
+PROMPTS = "{} reads {}. Press Generate."
 UPSCALE = 1.5  # of the button
 SIDE = 512  # pixels of the longer side in the editor, at least: a small picture is hard to paint on
 MOST = 1024  # at most
@@ -60,6 +62,10 @@ class Starting:
         start.picture.upload(self.begin, {start.picture, model}, [*size, *start.shown, self.status], **whole)
         start.picture.clear(self.end, {model, guidance}, [*size, *start.shown, guidance], **whole)
         self._connect_control(whole)
+        images = self.form.ip_adapter
+        read_image: set[Block] = {*images.components, model}
+        images.fields.image.upload(self.begin_image, read_image, [*images.components, self.status], **whole)
+        images.fields.image.clear(lambda: NONE, None, images.fields.name, **QUICK)
         masking = [start.strength, start.masks, start.editor, start.mask, start.mask_blur, guidance, self.status]
         read: set[Block] = {start.picture, start.strength, start.masks, model, guidance}
         start.masks.input(self.paint, read, masking, **whole)
@@ -89,7 +95,7 @@ class Starting:
             path = uploaded_path(data[control.fields.control_image], "control_image")
             card = self.catalogue.card(data[self.form.model])
             updates = self._size_from(path, card, CONTROL)
-            net, chosen = control.begin(self.catalogue, card, data[control.fields.control])
+            net, chosen = control.begin(card, data[control.fields.control])
         except PROBLEMS as error:
             return {self.status: problem(error), control.fields.control_image: None}
         updates = updates if data[self.form.start.picture] is None else {}
@@ -97,12 +103,25 @@ class Starting:
 
     def end_control(self, data: Mapping[Component, Any]) -> Updates:
         """Choose no ControlNet, and return to the model's own size, after the control picture was removed."""
-        none: Updates = {self.form.control.fields.control: NO_NET}
+        none: Updates = {self.form.control.fields.control: NONE}
         try:
             card = self.catalogue.card(data[self.form.model])
         except PROBLEMS:  # the model no longer exists
             return none
         return none | (self._resized(card, {}) if data[self.form.start.picture] is None else {})
+
+    def begin_image(self, data: Mapping[Component, Any]) -> Updates:
+        """Take the IP-Adapter for the image prompt that was dropped."""
+        fields = self.form.ip_adapter.fields
+        try:
+            path = uploaded_path(data[fields.image], "ip_adapter_image")
+            with without_folder(path):
+                InputPicture.read(str(path), IMAGE_PROMPT)
+            card = self.catalogue.card(data[self.form.model])
+            adapter, chosen = self.form.ip_adapter.begin(card, data[fields.name])
+        except PROBLEMS as error:
+            return {self.status: problem(error), fields.image: None}
+        return chosen | {self.status: note(PROMPTS.format(adapter, path.name))}
 
     def preview(self, data: Mapping[Component, Any]) -> str:
         """Return the HTML of the control picture that would be made, or of what is wrong with it."""
@@ -233,7 +252,7 @@ def larger(chosen: Drawn, catalogue: Catalogue, limits: Limits) -> UncheckedRequ
         if record.get("init_image") is None and chosen.record.get("init_image") is not None:
             raise InputError(f"upscale: {missing[-1]}")
         return replace(UncheckedRequest.from_record(record), num_images=1, upscale=UPSCALE)
-    kept, _ = keep_inputs(chosen.path, record, limits.uploads, ("control_image",))
+    kept, _ = keep_inputs(chosen.path, record, limits.uploads, ("control_image", "ip_adapter_image"))
     started = dict.fromkeys(("mask", "mask_blur", "init_image", "strength"))
     asked = UncheckedRequest.from_record({**record, **kept, **started})
     multiple = catalogue.card(record["model"]).size_factor

@@ -125,6 +125,7 @@ def test_models(client):
         "labels": [],
         "reads_text": False,
         "controlnets": [],
+        "ip_adapters": [],
         "loras": [],
         "embeddings": [],
         "label_groups": {},

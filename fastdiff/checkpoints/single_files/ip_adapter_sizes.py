@@ -4,13 +4,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from fastdiff.checkpoints.configs.clip import CLIPVisionConfig
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
 from fastdiff.checkpoints.single_files.kinds import BY_CONTEXT
-from fastdiff.checkpoints.single_files.reading import checked_header
 from fastdiff.errors import InputError
 from fastdiff.kinds import MAX_LAYERS
 
@@ -80,15 +78,6 @@ def check_encoder(source: str, config: CLIPVisionConfig, wanted: int, *, states:
 def is_ip_adapter(keys: Mapping[str, object]) -> bool:
     """Return whether tensors of these names are in a file of an IP-Adapter, of any kind."""
     return any(key.startswith((IMAGE, LAYERS)) for key in keys)
-
-
-def sizes_in(path: Path, source: str) -> IPAdapterSizes | None:
-    """Return the sizes of the IP-Adapter in a safetensors file, from its header alone; None for another file.
-
-    Raises InputError as `checked_header` and `sizes_of`.
-    """
-    shapes = {key: tensor.shape for key, tensor in checked_header(path).tensors.items()}
-    return sizes_of(source, shapes) if is_ip_adapter(shapes) else None
 
 
 def sizes_of(source: str, shapes: Mapping[str, tuple[int, ...]]) -> IPAdapterSizes:

@@ -19,7 +19,7 @@ from fastdiff.checkpoints.single_files.listing import last_part
 from fastdiff.errors import InputError
 from fastdiff.execution import temporaries
 from fastdiff.requests import png
-from fastdiff.requests.input_picture import CONTROL, INIT_IMAGE, MASK
+from fastdiff.requests.input_picture import CONTROL, IMAGE_PROMPT, INIT_IMAGE, MASK
 
 PICTURES = "pictures"  # folder beside the uploads, for API clients without a login
 # settings that are pictures: their names inside a PNG, their words, and the settings that need them
@@ -31,6 +31,7 @@ _INPUTS = {
         "control picture",
         ("control", "control_scale", "control_start", "control_end", "guess_mode"),
     ),
+    "ip_adapter_image": (IMAGE_PROMPT, "image prompt", ("ip_adapter", "ip_adapter_scale")),
 }
 
 

@@ -235,10 +235,15 @@ def find_offered(
         begin_known(unknown)
         later = f"; fastdiff now computes {len(unknown)} hashes, so load the picture again later" if unknown else ""
         return None, f"not restored: the {what} {last_part(name)}, which is not here by name or hash{later}"
-    own = hashes[found]
-    if own and digits and own != digits:
-        return found, f"{found} is not the file that drew {source}: its hash is {own[:10]}, not {digits[:10]}"
-    return found, None
+    return found, other_file(found, offered[found], digits, source)
+
+
+def other_file(name: str, path: Path, digits: str | None, source: str) -> str | None:
+    """Return a line if the known hash of a file is not the one recorded in the PNG `source`, or None."""
+    own = _known(path)
+    if not own or not digits or own == digits:
+        return None
+    return f"{name} is not the file that drew {source}: its hash is {own[:10]}, not {digits[:10]}"
 
 
 def _known(path: Path) -> str | None:

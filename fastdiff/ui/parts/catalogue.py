@@ -2,17 +2,19 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fastdiff.checkpoints import hub, registry
 from fastdiff.checkpoints.json_files import read_json
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_hash import state_of
+from fastdiff.checkpoints.registry import IMAGE_ENCODER
 from fastdiff.checkpoints.single_files.cards import file_card
 from fastdiff.checkpoints.single_files.embeddings import Embedding
-from fastdiff.checkpoints.single_files.listing import cached_models, find_models
+from fastdiff.checkpoints.single_files.listing import MAX_DEPTH, cached_models, find_models
 from fastdiff.checkpoints.single_files.reading import is_single_file
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.requests.defaults import PAGE, Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
@@ -22,6 +24,7 @@ from fastdiff.requests.styles import Styles
 from fastdiff.text.loading import Tokenizer, load_tokenizer
 from fastdiff.text.tokenizer import CLIPTokenizer
 from fastdiff.ui.option_files.controlnets import ControlNets
+from fastdiff.ui.option_files.ip_adapters import IPAdapters
 from fastdiff.ui.option_files.offered import OptionFiles
 
 _CONTROLNET, _SAVED = registry.CONTROLNET.class_name, "diffusion_pytorch_model."
@@ -50,6 +53,7 @@ class Catalogue:
         self.styles = styles or Styles()
         self.option_files = files or OptionFiles()
         self.controlnets = ControlNets(self._control_places, allow_hub=allow_hub)
+        self.ip_adapters = IPAdapters(self._single_files, self._encoder_places, allow_hub=allow_hub)
         self._tokenizers: dict[Path, tuple[Tokenizer, ...]] = {}
         self._files = _FileCards()
         self._lock = threading.Lock()
@@ -64,10 +68,12 @@ class Catalogue:
         return cards
 
     def left_out(self) -> dict[str, str]:
-        """Return why each unusable model is left out, by name."""
+        """Return why each unusable model is left out, by name. An IP-Adapter is named if no model can use it."""
         _, left_out = self._read_all()
-        controlnets = self.controlnets.names()
-        return {name: reason for name, reason in left_out.items() if name not in controlnets}
+        ip_adapters, known = self.ip_adapters.reasons(), self.controlnets.names()
+        known |= {name for name, reason in ip_adapters.items() if reason is None}
+        known |= {name for name in left_out if PurePosixPath(name).parent.name == IMAGE_ENCODER.name}
+        return {name: ip_adapters.get(name) or reason for name, reason in left_out.items() if name not in known}
 
     def card(self, name: str) -> ModelCard:
         """Return the card of model `name`. A hub model is downloaded if the hub is allowed.
@@ -124,16 +130,37 @@ class Catalogue:
 
     def with_names(self, request: Request) -> Request:
         """Return a request of the page with its files by their names, as its PNG stores them."""
-        return self.option_files.with_names(self.controlnets.with_names(request))
+        return self.option_files.with_names(self.controlnets.with_names(self.ip_adapters.with_names(request)))
 
     def record_with_names(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of a picture, with its files by name."""
-        return self.option_files.record_with_names(self.controlnets.record_with_names(record))
+        named = self.controlnets.record_with_names(self.ip_adapters.record_with_names(record))
+        return self.option_files.record_with_names(named)
+
+    def without_paths(self, text: str) -> str:
+        """Return an error's text with names instead of the paths of ControlNets, IP-Adapters and image encoders."""
+        return self.ip_adapters.without_paths(self.controlnets.without_paths(text))
 
     def _control_places(self) -> dict[str, Path]:
         """Return the folders of ControlNets, and the files that may be ControlNets, by name."""
         local = {} if self.folder is None else _controlnets_below(self.folder)
         return hub.bundled_controlnets() | local
+
+    def _single_files(self) -> dict[str, Path]:
+        """Return the single files below the folder, by name, except what must not be read."""
+        return {} if self.folder is None else _single_files_below(self.folder)
+
+    def _encoder_places(self, file: Path) -> Iterator[tuple[str, Path]]:
+        """Yield the name and the folder of each image encoder that an IP-Adapter may use, the one beside it first."""
+        root, beside = self.folder, file.parent / IMAGE_ENCODER.name
+        if root is None or not file.is_relative_to(root):  # of the hub
+            yield beside.name, beside
+        if root is None:
+            return
+        others = (folder for folder in _encoders_below(root) if folder != beside)
+        for folder in chain([beside], others):
+            if (folder / "config.json").is_file() and folder.is_relative_to(root) and _refusal(folder, root) is None:
+                yield f"./{folder.relative_to(root).as_posix()}", folder
 
     def _places(self) -> dict[str, Path]:
         places, _ = self._search()
@@ -230,9 +257,21 @@ def _places_below(root: Path) -> tuple[dict[str, Path], dict[str, str]]:
 
 def _controlnets_below(root: Path) -> dict[str, Path]:
     """Return the folders of ControlNets and all single files below `root`, by name, except what must not be read."""
-    files = [place for place in find_models(root) if is_single_file(place)]
+    files = _single_files_below(root).values()
     places = dict.fromkeys(place.parent if _is_of_controlnet(place) else place for place in files)
     return {f"./{each.relative_to(root).as_posix()}": each for each in places if _refusal(each, root) is None}
+
+
+def _single_files_below(root: Path) -> dict[str, Path]:
+    """Return the single files below `root`, by name, except files whose names are not UTF-8."""
+    files = [place for place in find_models(root) if is_single_file(place) and _refusal(place, root) is None]
+    return {f"./{place.relative_to(root).as_posix()}": place for place in files}
+
+
+def _encoders_below(root: Path) -> Iterator[Path]:
+    """Yield the folders below `root` that have the name of an image encoder's, sorted, the upper ones first."""
+    for depth in range(MAX_DEPTH + 1):
+        yield from sorted(root.glob("*/" * depth + IMAGE_ENCODER.name))
 
 
 def _is_of_controlnet(place: Path) -> bool:

@@ -15,6 +15,7 @@ from fastdiff.requests.defaults import STRENGTH, UPSCALE_MODE, UPSCALE_STRENGTH
 from fastdiff.requests.syntax import EMPHASIS, SYNTAX
 from fastdiff.ui.inputs.mask import PAINT
 from fastdiff.ui.parts.controls import Controls, Properties
+from fastdiff.ui.parts.picture_section import picture_field
 from fastdiff.ui.queueing.running import QUICK, Updates
 
 MAX_UPSCALE = 4  # of the slider; a restored picture can have more
@@ -44,17 +45,7 @@ class StartControls:
     @classmethod
     def build(cls, card: ModelCard) -> "StartControls":
         with gr.Accordion("Start picture", open=False, visible=card.reads_text, elem_id="start") as box:
-            picture = gr.Image(
-                label="Start picture",
-                show_label=False,
-                type="filepath",
-                sources=["upload", "clipboard"],
-                height=240,
-                buttons=["fullscreen"],
-                elem_id="start-picture",
-                elem_classes="enlarged",
-                placeholder="Drop a picture here, or click to choose one",
-            )
+            picture = picture_field("Start picture", "start-picture")
             strength = gr.Slider(
                 0.05,
                 1,

@@ -25,6 +25,8 @@ from fastdiff.ui.parts.controls import (
     model_picker,
 )
 from fastdiff.ui.parts.draw_fields import EDITOR, PromptingControls, StartControls, UpscaleControls
+from fastdiff.ui.parts.ip_adapter_fields import IPAdapterSection
+from fastdiff.ui.parts.picture_section import PictureSection
 from fastdiff.ui.parts.request import RANDOM, Limits, UncheckedRequest
 from fastdiff.ui.parts.subject import LabelPickers, PromptBoxes
 from fastdiff.ui.queueing.running import Updates
@@ -180,6 +182,7 @@ class DrawForm(Form):
     prompting: PromptingControls
     enlarging: UpscaleControls
     control: ControlSection
+    ip_adapter: IPAdapterSection
 
     @classmethod
     def build(cls, catalogue: Catalogue, card: ModelCard, limits: Limits) -> "DrawForm":
@@ -193,7 +196,7 @@ class DrawForm(Form):
         )
         seeds = SeedField.build()
         start = StartControls.build(card)
-        control = ControlSection.build(catalogue, card)
+        sections = ControlSection.build(catalogue, card), IPAdapterSection.build(catalogue, card)
         with gr.Accordion("More settings", open=False, elem_id="more"):
             sampling = SamplingControls.build(catalogue, card, limits)
             prompting = PromptingControls.build(card)
@@ -210,8 +213,13 @@ class DrawForm(Form):
             )
         axes = AxisFields.build(card)
         side = ModelControls(catalogue, limits, model, gr.State(card.name), sampling, size, loras)
-        own_fields = (num_images, batch_size, axes, start, prompting, enlarging, control)
+        own_fields = (num_images, batch_size, axes, start, prompting, enlarging, *sections)
         return cls(catalogue, limits, labels, boxes, seeds, [side], *own_fields)
+
+    @property
+    def sections(self) -> tuple[PictureSection, ...]:
+        """The sections of networks that read a picture."""
+        return self.control, self.ip_adapter
 
     @property
     def model(self) -> gr.Dropdown:
@@ -226,7 +234,7 @@ class DrawForm(Form):
         """The fields, in the order in which the browser stores their values."""
         (side,) = self.sides
         groups = (self.labels, self.boxes, side.loras, side.sampling, side.size, self.axes)
-        own = (self.start, self.prompting, self.enlarging, self.control)
+        own = (self.start, self.prompting, self.enlarging, self.control, self.ip_adapter)
         single = [side.model, side.fitted, self.num_images, self.seed, self.batch_size]
         return single + [component for group in (*groups, *own) for component in group.components]
 
@@ -234,7 +242,9 @@ class DrawForm(Form):
         card = self.catalogue.card(data[self.model])
         counts = {"num_images": data[self.num_images], "batch_size": data[self.batch_size]}
         own = self.start.chosen(data, card) | self.prompting.chosen(data, card)
-        own |= self.enlarging.chosen(data, card) | self.control.chosen(data, card)
+        own |= self.enlarging.chosen(data, card)
+        for section in self.sections:
+            own |= section.chosen(data, card)
         return replace(super().request(data, side), **counts, **own)
 
     def fit(self, data: Mapping[Component, Any], side: int = 0) -> Updates | None:
@@ -243,7 +253,9 @@ class DrawForm(Form):
             return None
         before, card = (self.catalogue.card(data[each]) for each in (self.sides[side].fitted, self.model))
         updates |= self.start.fit((before, card), data) | self.prompting.fit(card, data)
-        updates |= self.enlarging.fit(card, data) | self.control.fit(self.catalogue, card, data)
+        updates |= self.enlarging.fit(card, data)
+        for section in self.sections:
+            updates |= section.fit(card, data)
         return updates | self.axes.fit(card, data, keep_label=are_alike(before, card))
 
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
@@ -254,24 +266,28 @@ class DrawForm(Form):
             **self.start.show(card, record),
             **self.prompting.updates(PromptingControls.properties(card, record)),
             **self.enlarging.updates(UpscaleControls.properties(card, record)),
-            **self.control.show(self.catalogue, card, record),
+            **{field: each for section in self.sections for field, each in section.show(card, record).items()},
         }
 
     def known_files(self, request: UncheckedRequest) -> UncheckedRequest:
-        """Return a request without LoRAs and a ControlNet that are not on offer any more, or pictures that are gone."""
+        """Return a request without files that are not on offer any more, and without pictures that are gone."""
         card = self.catalogue.card(request.model)
         offered = self.catalogue.option_files.loras(card)
         kept = [text for text in request.lora or () if FileOption.parse(text).path in offered]
         request = replace(request, lora=kept or None)
         if not _is_there(request.init_image):
             request = replace(request, init_image=None, strength=None, mask=None, mask_blur=None)
-        if request.control not in self.catalogue.controlnets.offered(card) or not _is_there(request.control_image):
-            request = replace(request, **dict.fromkeys(vars(self.control.fields)))
+        for section in self.sections:
+            name, image = section.readers.SETTING, f"{section.readers.SETTING}_image"
+            is_offered = getattr(request, name) in section.readers.offered(card)
+            if not is_offered or not _is_there(getattr(request, image)):
+                request = replace(request, **dict.fromkeys(vars(section.fields)))
         return request
 
     def follow(self) -> None:
         super().follow()
-        self.control.follow(self.catalogue, self.model)
+        for section in self.sections:
+            section.follow(self.catalogue, self.model)
 
     def show_request(self, card: ModelCard, request: UncheckedRequest, editor: str | None = None) -> Updates:
         """Fit the form to `card`, and fill in a valid request. A label that is not on offer becomes the first one.

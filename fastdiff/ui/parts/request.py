@@ -70,6 +70,9 @@ class UncheckedRequest:
     control_start: Any = None
     control_end: Any = None
     guess_mode: Any = None
+    ip_adapter: Any = None  # the name of an IP-Adapter
+    ip_adapter_image: Any = None  # an upload, as `init_image`
+    ip_adapter_scale: Any = None
 
     @property
     def subject(self) -> str:
@@ -143,4 +146,7 @@ class Limits:
             "control_start": Fraction | None,
             "control_end": Fraction | None,
             "guess_mode": bool | None,
+            "ip_adapter": Name | None,
+            "ip_adapter_image": Picture | None,
+            "ip_adapter_scale": _Scale | None,
         }

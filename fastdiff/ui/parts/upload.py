@@ -11,7 +11,8 @@ from fastdiff.requests import foreign, png
 from fastdiff.requests.foreign import Foreign
 from fastdiff.requests.request import AXES, Request
 from fastdiff.ui.inputs.axes import Axes
-from fastdiff.ui.option_files.controlnets import one_control
+from fastdiff.ui.option_files.controlnets import ControlNets
+from fastdiff.ui.option_files.ip_adapters import IPAdapters
 from fastdiff.ui.parts.request import Limits
 
 T = TypeVar("T")
@@ -54,15 +55,16 @@ def form_settings(record: Mapping[str, Any], name: str, limits: Limits) -> dict[
 
     A grid has the settings of its first picture, and the number of its pictures: `num_images` if the form can draw them
     in one run, else `grid_of`. A sheet has `axes` (an Axes). A picture of a prompt has `model_hash`, and
-    one with a start picture or a mask has their hashes and `mask`. Of several ControlNets, it has the first one, as
-    `one_control` returns it.
+    one with a start picture or a mask has their hashes and `mask`. Of several ControlNets or IP-Adapters, it has the
+    first one, as `PictureReaders.first` returns it.
     Raises InputError for invalid values; `name` is the source of the record in the message.
     """
     request = Request.from_record(record, name)
     axes = {AXES: Axes.from_record(record[AXES], name)} if AXES in record else {}
     digits = {name: record[name] for name in ("model_hash", "init_image_hash", "mask_hash") if name in record}
     masks = {name: getattr(request, name) for name in ("mask", "mask_blur", "mask_crop")} if request.mask else {}
-    one = masks | _one_picture(request, record, name, limits) | one_control(request, record)
+    one = masks | _one_picture(request, record, name, limits)
+    one |= ControlNets.first(request, record) | IPAdapters.first(request, record)
     return request.as_record() | one | axes | digits
 
 

@@ -18,7 +18,7 @@ from gradio_client.utils import is_file_obj_with_meta  # type: ignore[import-unt
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-PICTURES = ("init_image", "mask", "control_image")  # parameters of the API that are files
+PICTURES = ("init_image", "mask", "control_image", "ip_adapter_image")  # parameters of the API that are files
 MOST_NAMES = 200  # characters
 _CALLS = re.compile(r"/(call|run|api|queue)/")
 _RESULT = re.compile(r"/call/(?:v2/)?[^/]+/([^/]+)/?")

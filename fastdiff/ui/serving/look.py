@@ -215,10 +215,10 @@ JS = f"""
         setTimeout(() => grown.disconnect(), 1000);
     }}, true);
     for (const name of ["dragover", "drop"]) addEventListener(name, (event) => {{
-        const takesIt = event.target.closest("#upload, #start button, #control button");
+        const takesIt = event.target.closest("#upload, :is(#start, #control, #ip-adapter) button");
         if (!event.dataTransfer.types.includes("Files") || takesIt) return;
         event.preventDefault();  // otherwise the browser opens the file instead of the page
-        const isOwn = event.target.closest("#start, #control");  // it has a picture, and takes no other
+        const isOwn = event.target.closest("#start, #control, #ip-adapter");  // it has a picture, and takes no other
         const input = name === "drop" && !isOwn && document.querySelector("#upload input[type=file]");
         if (!input) return;
         const first = new DataTransfer();
@@ -255,6 +255,7 @@ JS = f"""
         name("#axes", "group", () => "X/Y sheet");
         name("#start", "group", () => "Start picture");
         name("#control", "group", () => "ControlNet");
+        name("#ip-adapter", "group", () => "IP-Adapter");
         name(".row.thresholds", "group", () => "Thresholds of edges");
         name(".row.controlled", "group", () => "Controlled part of the run");
         name(".paint .tools", "group", () => "Tools of the mask");

@@ -73,9 +73,9 @@ def test_those_that_fit_the_model_are_on_offer(catalogue, form):
     assert not catalogue.controlnets.offered(sdxl) and not catalogue.controlnets.offered(labels)
     assert not [name for name in catalogue.left_out() if "nets" in name or name == FILE]
     data = {field: field.value for field in form.components} | {form.control.fields.control: NET}
-    assert form.control.box.visible and not form.control.fit(catalogue, sdxl, data)[form.control.box]["visible"]
-    assert form.control.fit(catalogue, sdxl, data)[form.control.fields.control]["value"] == ""
-    assert form.control.fit(catalogue, sd1, data)[form.control.fields.control]["value"] == NET
+    assert form.control.box.visible and not form.control.fit(sdxl, data)[form.control.box]["visible"]
+    assert form.control.fit(sdxl, data)[form.control.fields.control]["value"] == ""
+    assert form.control.fit(sd1, data)[form.control.fields.control]["value"] == NET
 
 
 def test_a_bundled_controlnet_is_on_offer_for_its_model(as_bundled):
