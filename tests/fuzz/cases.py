@@ -89,7 +89,7 @@ DOORS: dict[str, Callable[[Path, str, Options], Outcome]] = {
     "tab": tab.call,
 }
 DRAWING = {("command", "sample"), ("command", "from"), ("command", "sample file"), ("page", "generate")}
-DRAWING |= {("library", "pipeline"), ("library", "adapters")}
+DRAWING |= {("library", "pipeline"), ("library", "adapters"), ("page", "image prompt")}
 
 
 @cache
@@ -166,7 +166,7 @@ _DRAWN = """num_inference_steps num_images seed class_labels guidance_scale eta 
 _PLANNED = "horizon conditions sort_by_value n_guide_steps"
 _LOADED = ["pretrained_model_name_or_path", "device", "dtype", "variant", "revision", "token", "local_files_only"]
 _PAGE = "model label seed num_images steps scheduler eta guidance_scale width height batch_size"
-_PAGE += " control control_image canny_low control_scale"
+_PAGE += " control control_image canny_low control_scale ip_adapter ip_adapter_image ip_adapter_scale"
 ARGUMENTS = {
     ("library", "pipeline"): [*_DRAWN.split(), *_PLANNED.split()],
     ("library", "load"): [*_LOADED, "scheduler"],

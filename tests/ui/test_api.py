@@ -106,6 +106,17 @@ def test_a_controlnet(client, tmp_path, as_bundled):
         client.predict(**options)
 
 
+def test_an_ip_adapter(client, tmp_path):
+    path = tmp_path / "apple.png"
+    path.write_bytes(png_file())
+    options = {"model": "emoji-sd", "prompt": "a cat", "api_name": "/generate"}
+    with pytest.raises(AppError, match="ip_adapter_scale: it is for an IP-Adapter; choose one"):
+        client.predict(**options, ip_adapter_scale=0.5)
+    for image, message in ((None, "ip_adapter_image: the IP-Adapter reads a picture"), (path, "'x' is not on offer")):
+        with pytest.raises(AppError, match=message):
+            client.predict(**options, ip_adapter="x", ip_adapter_image=image and handle_file(image))
+
+
 def test_weights_in_8_bits(client):
     (path,) = client.predict(model="./plain/tiny", steps=1, precision="int8", api_name="/generate")
     assert png.read_settings(path)["precision"] == "int8"
@@ -228,8 +239,8 @@ def test_values_that_may_be_null_can_be_left_out_at_the_end(http, count):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        pytest.param([], "generate: 0 values are not enough; give 36, with null for each default: model", id="none"),
-        pytest.param(["emoji64"], "generate: 1 values are not enough; give 36", id="one"),
+        pytest.param([], "generate: 0 values are not enough; give 39, with null for each default: model", id="none"),
+        pytest.param(["emoji64"], "generate: 1 values are not enough; give 39", id="one"),
         pytest.param([*DEFAULTS[:5], "ddim", HUGE, *DEFAULTS[7:]], "eta: 1000000", id="eta"),
         pytest.param([*DEFAULTS[:7], HUGE, *DEFAULTS[8:]], "guidance_scale: 1000000", id="guidance"),
         pytest.param([*DEFAULTS[:3], None, *DEFAULTS[4:]], "num_images is empty; give a whole number", id="no number"),

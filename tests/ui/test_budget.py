@@ -12,7 +12,7 @@ def run_of(pictures: int, steps: int, side: int = 64, precision: str = "full"):
     return SimpleNamespace(
         card=SimpleNamespace(source="a"),
         cells=range(pictures),
-        request=SimpleNamespace(num_inference_steps=steps, precision=precision, control=()),
+        request=SimpleNamespace(num_inference_steps=steps, precision=precision, control=(), ip_adapter=()),
         size=(side, side),
     )
 

@@ -58,7 +58,7 @@ class IPAdapterSection(PictureSection):
     def build(cls, catalogue: Catalogue, card: ModelCard) -> "IPAdapterSection":
         adapters = catalogue.ip_adapters
         with gr.Accordion("IP-Adapter", open=False, visible=is_shown(adapters, card), elem_id="ip-adapter") as box:
-            adapter = network_list(adapters, card, "The result looks like a picture")
+            adapter = network_list(adapters, card, "The model reads a picture beside the prompt")
             picture = picture_field("Image prompt", "image-prompt")
             scale = gr.Slider(
                 label="IP-Adapter scale",

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+import io
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +22,9 @@ from fastdiff.ui.parts.upload import read_record
 from fastdiff.ui.serving.store import Store
 from tests.fuzz.doors.outcomes import Options, Outcome, guarded
 from tests.fuzz.edits import PNG_NAME
+from tests.fuzz.named.image_prompts import ip_adapters
 from tests.fuzz.values import OBJECTS, PROMPT
+from tests.ui.history.unserved import upload
 
 
 @functools.cache
@@ -69,6 +72,30 @@ def _api(folder: Path, options: dict[str, Any]) -> list[str]:
 
 
 @guarded
+def _image_prompt(folder: Path, options: dict[str, Any]) -> list[str]:
+    """Draw with the IP-Adapter and the image encoder of the folder, which the page offers from a folder beside it."""
+    place = folder.parent / "adapters"
+    place.mkdir()
+    for name, write in (
+        (ip_adapters.NAME, lambda: ip_adapters.ip_adapter(folder, "plain", "0")),
+        (ip_adapters.ENCODER, lambda: ip_adapters.image_encoder(folder, "sound")),
+    ):
+        if not (folder / name).exists():
+            write()
+        (folder / name).rename(place / name)
+    picture = io.BytesIO()
+    Image.new("RGB", (9, 7), "red").save(picture, "png")
+    (folder.parent / "out").mkdir(exist_ok=True)
+    own = {"ip_adapter": f"./{place.name}/{ip_adapters.NAME}", "ip_adapter_image": upload(picture.getvalue(), "a.png")}
+    outcome = _api(folder, own | options)
+    if str(folder.parent) in outcome.said or "--" in outcome.said:
+        return [f"said {outcome.said!r}"]
+    if not outcome.is_done and not outcome.problems:
+        raise InputError(outcome.said)
+    return outcome.problems
+
+
+@guarded
 def _list(folder: Path, options: dict[str, Any]) -> list[str]:
     engine, _, list_models = functions()
     engine.__init__(folder.parent, device="cpu")  # type: ignore[misc]
@@ -82,4 +109,9 @@ def _upload(folder: Path, options: dict[str, Any]) -> list[str]:
     return [] if type(record["seed"]) is int else ["a seed that is not an integer"]
 
 
-PAGE: dict[str, Callable[[Path, dict[str, Any]], Outcome]] = {"generate": _api, "models": _list, "upload": _upload}
+PAGE: dict[str, Callable[[Path, dict[str, Any]], Outcome]] = {
+    "generate": _api,
+    "image prompt": _image_prompt,
+    "models": _list,
+    "upload": _upload,
+}

@@ -66,6 +66,8 @@ def _start(folder: Path, options: Options) -> list[str]:
     said = page.press("Starting.begin", start) + page.press("Starting.paint", start)
     control = {"Control picture": file, "Model": "emoji-sd", **dict(options)}
     said += page.press("Starting.begin_control", control)
+    if ALERT not in page.press("Starting.begin_image", {"Image prompt": file, "Model": "emoji-sd"}):
+        return ["an image prompt of a model without IP-Adapters"]
     edges = page.press("Starting.preview", control)
     if ("<figure" in edges) == (ALERT in edges):
         return ["neither a control picture nor one line"]

@@ -1,6 +1,7 @@
 """A start picture, as an upload of the page and as a file of the command."""
 
 import io
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,13 +9,15 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fastdiff import cli
 from fastdiff.ui.drawing import Drawn, draw, prepare
 from fastdiff.ui.engine import Engine
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
-from tests.support.text_pipelines import tiny_controlnet
+from tests.parity.image_prompts.adapters import ip_adapter, save_ip_adapter
+from tests.support.text_pipelines import tiny_controlnet, tiny_unet
 from tests.ui.history.unserved import upload
 
 LIMITS = Limits(pictures=4, steps=50, side=128)
@@ -40,6 +43,34 @@ def controlled_dir(tmp_path_factory, text_folder) -> Path:
     tiny_controlnet("sd1", cross_attention_dim=48).save_pretrained(root / "nets" / "wide")
     tiny_controlnet("sd1", seed=2).save_pretrained(root / "single")
     (root / "single" / "diffusion_pytorch_model.safetensors").rename(root / "single" / "lines.safetensors")
+    return root
+
+
+@pytest.fixture(scope="session")
+def prompted_dir(tmp_path_factory, text_folder) -> Path:
+    """A folder of text models, a ControlNet and IP-Adapters.
+
+    `plain`, `plus`, and `moved`, which has no image encoder beside it, fit ./text/sd1. `xl` fits ./text/sdxl. `face`,
+    `full` and `wide`, which needs another image encoder, fit none.
+    """
+    root = tmp_path_factory.mktemp("prompted")
+    for kind in ("sd1", "sdxl"):
+        shutil.copytree(text_folder(kind), root / "text" / kind)
+    tiny_controlnet("sd1").save_pretrained(root / "nets" / "edges")
+    plain, plus = (ip_adapter(tiny_unet("sd1"), kind) for kind in ("plain", "plus"))
+    wide = plain | {"image_proj.proj.weight": torch.ones(len(plain["image_proj.proj.weight"]), 40)}
+    files = {
+        "ip/plain": plain,
+        "ip/plus": plus,
+        "ip/face": plain | {"ip_adapter.0.to_q_lora.down.weight": torch.ones(2, 2)},
+        "ip/full": {"image_proj.proj.3.weight": torch.ones(2), "ip_adapter.1.to_k_ip.weight": torch.ones(2, 2)},
+        "ip/wide": wide,
+        "other/moved": ip_adapter(tiny_unet("sd1"), "plain", 1),
+        "other/xl": ip_adapter(tiny_unet("sdxl")),
+    }
+    for name, tensors in files.items():
+        save_ip_adapter(root / os.path.dirname(name), tensors, f"{os.path.basename(name)}.safetensors")
+    shutil.rmtree(root / "other" / "image_encoder")
     return root
 
 

@@ -140,9 +140,18 @@ def must_be_refused(form: str, place: str) -> bool:
 def loaded(draw: st.DrawFn, headers: Sequence[str]) -> tuple[Any, ...]:
     """Return the edits, the door, what to call, and the flags of a case, as `loras.loaded`."""
     place = draw(st.integers(0, 1000).map(str))
+    if draw(st.integers(0, 2)) == 2:
+        return _on_the_page(draw(st.sampled_from([*SOUND, *FORMS])), place, draw(st.sampled_from([*ENCODERS, "sound"])))
     edits: list[tuple[str, ...]] = [("ip_adapter", draw(st.sampled_from([*SOUND, *FORMS])), place)]
     if draw(st.integers(0, 3)) == 3:
         damage = [st.tuples(st.just("flip"), st.just(NAME), st.just(place), st.integers(0, 7).map(str))]
         damage += [st.tuples(st.just("header"), st.just(NAME), st.sampled_from(headers))]
         edits.append(draw(st.one_of(damage)))
     return tuple(edits), "library", "adapters", ()
+
+
+def _on_the_page(form: str, place: str, encoder: str) -> tuple[Any, ...]:
+    """Return the edits, the door and so on of a drawing with an IP-Adapter that the page offers."""
+    beside = [] if encoder == "sound" else [("image_encoder", encoder)]
+    adapter = [("ip_adapter", form, place)] if form != "plain" or not beside else []
+    return (*adapter, *beside), "page", "image prompt", ()
