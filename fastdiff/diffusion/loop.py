@@ -219,8 +219,9 @@ def _bounded(output: Tensor, unguided: Tensor, scale: Tensor, most: float) -> Te
     As `cfg_normalization` of diffusers' ZImagePipeline. Each picture is computed on its own, as in `_rescaled`.
     """
     output, guided = output.float(), _guided(output, unguided, scale)
-    norms = [(before.norm(), its_guided.norm()) for before, its_guided in zip(output, guided, strict=True)]
-    factors = torch.stack([(most * before / after).clamp(max=1) for before, after in norms])
+    norms = [(most * before.norm(), its_guided.norm()) for before, its_guided in zip(output, guided, strict=True)]
+    one = torch.ones_like(scale[0])
+    factors = torch.stack([torch.where(norm > bound, bound / norm, one) for bound, norm in norms])
     return guided * factors[:, None, None, None]
 
 

@@ -1,6 +1,5 @@
 """Compare Z-Image in fastdiff with transformers and diffusers: each part, then the whole pipeline."""
 
-import operator
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -10,12 +9,13 @@ from fastdiff.requests.completion import check_steps
 from fastdiff.requests.defaults import VERIFICATION_STEPS
 from fastdiff.requests.request import Request
 from fastdiff.verification.comparisons import (
-    FINAL_TOLERANCE,
     FORWARD_TOLERANCE,
     SEED,
     Comparison,
     Verification,
     compare,
+    compare_ids,
+    compare_pictures,
     halves,
     import_verified,
     noise,
@@ -55,19 +55,14 @@ def compare_caption_pipeline(card: ModelCard, request: Request, device: str) -> 
 
 
 def _tokens(pipe: "ZImagePipeline", theirs: Any) -> Comparison:
-    """Compare the token ids of TEXTS. The error is the number of ids that differ."""
-    wrong, largest = 0, 0
-    for text in TEXTS:
-        chat = [{"role": "user", "content": text}]
-        with refusals("transformers cannot run the tokenizer"):
-            told = theirs.tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=True, enable_thinking=True
-            )
-            expected = theirs.tokenizer(told, truncation=True, max_length=512).input_ids
-        ids = pipe.tokenizer(text).ids
-        wrong += sum(map(operator.ne, ids, expected)) + abs(len(ids) - len(expected))
-        largest = max(largest, *ids)
-    return Comparison("tokenizer ids", wrong, largest, tolerance=0.0)
+    """Compare the token ids of TEXTS."""
+    options = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": True}
+    with refusals("transformers cannot run the tokenizer"):
+        chats = [theirs.tokenizer.apply_chat_template([{"role": "user", "content": text}], **options) for text in TEXTS]
+        expected = [theirs.tokenizer(chat, truncation=True, max_length=512).input_ids for chat in chats]
+    return compare_ids(
+        "tokenizer ids", [(pipe.tokenizer(text).ids, ids) for text, ids in zip(TEXTS, expected, strict=True)]
+    )
 
 
 def _states(pipe: "ZImagePipeline", theirs: Any) -> Comparison:
@@ -115,8 +110,5 @@ def _pictures(pipe: "ZImagePipeline", theirs: Any, card: ModelCard, steps: int, 
             output_type="pt",
         ).images
 
-    ours = drawn(pipe)
-    with torch.inference_mode(), refusals(f"diffusers cannot run {card.name}"):
-        expected = drawn(theirs)
-    name = f"{steps} steps of {pipe.scheduler_name}, guidance {guidance:g}"
-    return compare(name, 2 * ours - 1, 2 * expected - 1, FINAL_TOLERANCE)
+    what = f"{steps} steps of {pipe.scheduler_name}, guidance {guidance:g}"
+    return compare_pictures(what, card.name, pipe, theirs, drawn)

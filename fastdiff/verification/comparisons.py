@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,6 +188,25 @@ def noise(config: DenoiserConfig, count: int, size: tuple[int, int] | None = Non
 def compare(what: str, ours: "Tensor", theirs: "Tensor", tolerance: float) -> Comparison:
     error = (ours.double() - theirs.to(ours.device).double()).abs().max().item()
     return Comparison(what, error, theirs.abs().max().item(), tolerance)
+
+
+def compare_ids(what: str, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Comparison:
+    """Compare token ids of fastdiff with ids of transformers, of several texts.
+
+    The error is the number of ids that differ.
+    """
+    wrong = sum(sum(map(operator.ne, *pair)) + abs(len(pair[0]) - len(pair[1])) for pair in pairs)
+    return Comparison(what, wrong, max(max(ids) for _, ids in pairs), tolerance=0.0)
+
+
+def compare_pictures(what: str, name: str, ours: Any, theirs: Any, draw: Callable[[Any], "Tensor"]) -> Comparison:
+    """Compare the pictures that `draw` makes with our pipeline and with diffusers', in [0, 1]. `name`: of the model."""
+    import torch
+
+    found = draw(ours)
+    with torch.inference_mode(), refusals(f"diffusers cannot run {name}"):
+        expected = draw(theirs)
+    return compare(what, 2 * found - 1, 2 * expected - 1, FINAL_TOLERANCE)
 
 
 def predict(model: Any, x_t: "Tensor", t: "Tensor", classes: "Tensor | None", **prompt: Any) -> "Tensor":

@@ -1,7 +1,6 @@
 """Compare a text-to-image model in fastdiff with transformers and diffusers: each part, then the whole pipeline."""
 
 import logging
-import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from types import ModuleType
@@ -22,12 +21,13 @@ from fastdiff.requests.defaults import (
 from fastdiff.requests.request import Request
 from fastdiff.sampler_names import SCHEDULER_OPTIONS, SCHEDULERS
 from fastdiff.verification.comparisons import (
-    FINAL_TOLERANCE,
     FORWARD_TOLERANCE,
     SEED,
     Comparison,
     Verification,
     compare,
+    compare_ids,
+    compare_pictures,
     forwards,
     halves,
     import_verified,
@@ -149,11 +149,10 @@ def _assembled(kind: Any, card: ModelCard, parts: dict[str, Any]) -> Any:
 
 
 def _tokens(pipe: "TextToImagePipeline", theirs: Any) -> Iterator[Comparison]:
-    """Compare the token ids of TEXTS. The error is the number of ids that differ."""
+    """Compare the token ids of TEXTS."""
     for name, ours in _named(pipe, pipe.encoders.tokenizers, "tokenizer"):
         pairs = [(ours(text).ids, _their_ids(getattr(theirs, name), [text])[0].tolist()) for text in TEXTS]
-        wrong = sum(sum(map(operator.ne, *pair)) + abs(len(pair[0]) - len(pair[1])) for pair in pairs)
-        yield Comparison(f"{name} ids", wrong, max(max(ids) for _, ids in pairs), tolerance=0.0)
+        yield compare_ids(f"{name} ids", pairs)
 
 
 def _their_ids(tokenizer: Any, texts: Sequence[str]) -> "Tensor":
@@ -231,11 +230,8 @@ def _pictures(pipe: "TextToImagePipeline", theirs: Any, card: ModelCard, steps: 
             output_type="pt",
         ).images
 
-    ours = drawn(pipe)
-    with torch.inference_mode(), refusals(f"diffusers cannot run {card.name}"):
-        expected = drawn(theirs)
-    name = f"{steps} steps of {pipe.scheduler_name}, guidance {sampling.guidance_scale:g}"
-    return compare(name, 2 * ours - 1, 2 * expected - 1, FINAL_TOLERANCE)
+    what = f"{steps} steps of {pipe.scheduler_name}, guidance {sampling.guidance_scale:g}"
+    return compare_pictures(what, card.name, pipe, theirs, drawn)
 
 
 def _begins(pipe: "TextToImagePipeline", card: ModelCard) -> dict[str, Any]:

@@ -94,6 +94,19 @@ def test_pictures_are_those_of_diffusers(theirs, ours):
     assert pictures.std() > 0.01
 
 
+@pytest.mark.parametrize("most", [True, 0.5])
+def test_a_prediction_of_zeros_is_not_normalised(most, randomise_once, tmp_path):
+    """Both norms are 0."""
+    pipe = tiny.pipeline(randomise_once)
+    for name, parameter in pipe.transformer.named_parameters():
+        if "final_layer" in name and ".linear." in name:
+            parameter.data.zero_()
+    pipe.save_pretrained(tmp_path)
+    options = {"guidance_scale": 4.0, "cfg_normalization": most, **SIZE}
+    found = draw(fastdiff.Pipeline.from_pretrained(tmp_path, device="cpu"), **options)
+    assert_equal_latents(found, draw(pipe, **options))
+
+
 @pytest.mark.parametrize(
     "scheduler",
     [
