@@ -8,6 +8,7 @@ import torch
 
 import fastdiff
 from tests.support.live.pairs import Pair, away, draw
+from tests.support.pairwise import product
 
 peft = pytest.importorskip("peft")
 pytestmark = [
@@ -94,9 +95,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_other_adapters_are_refused_by_name(change, message, when):
+@pytest.mark.parametrize(("adapter", "when"), product(list(REFUSED), ["before", "after"], together=1))
+def test_other_adapters_are_refused_by_name(adapter, when):
+    change, message = REFUSED[adapter]
     pair = Pair("sd1", accelerated=when == "after")
     if when == "after":
         draw(pair.fast)
@@ -110,7 +111,7 @@ def test_other_adapters_are_refused_by_name(change, message, when):
     pair.check()
 
 
-@pytest.mark.parametrize("precision", ["int8", "fp8"])
+@pytest.mark.parametrize("precision", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_in_8_bits_they_are_refused_until_they_are_unloaded(precision):
     pair = Pair("sd1", accelerated=False)
     fastdiff.accelerate(pair.fast, precision=precision)

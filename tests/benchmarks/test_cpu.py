@@ -24,7 +24,15 @@ def folder(load, tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("peer, most", [("fastdiff", 1e-5), ("bfloat16", 0.1), ("eager", 0), ("channels_last", 1e-5)])
+@pytest.mark.parametrize(
+    "peer, most",
+    [
+        ("fastdiff", 1e-5),
+        ("bfloat16", 0.1),
+        pytest.param("eager", 0, marks=pytest.mark.slow),
+        ("channels_last", 1e-5),
+    ],
+)
 def test_a_peer_answers(load, folder, monkeypatch, capsys, peer, most):
     peers = load("cpu_peers")
     monkeypatch.setattr(sys, "stdin", ["0", "profile"])

@@ -119,7 +119,7 @@ def test_without_a_prompt_the_models_own_are_drawn(sample, text_folder, tmp_path
     assert again.read_bytes() == first.read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["sd1", "sd2", "sdxl"])
+@pytest.mark.parametrize("kind", ["sd1", pytest.param("sd2", marks=pytest.mark.slow), "sdxl"])
 def test_from_redraws_the_same_bytes(sample, text_folder, tmp_path, kind):
     args = ["-m", text_folder(kind), "--prompt", CAT, "--prompt", RIDER, "--negative-prompt", "the\nocean"]
     args += ["--steps", 2, "--height", 24, "--clip-skip", 2, "-s", 9, "--grid", "--guidance-stop", 0.5]

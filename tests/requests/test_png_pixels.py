@@ -131,7 +131,7 @@ def test_a_bundled_picture_is_about_as_small_as_by_pil(path):
         assert_small(image)
 
 
-@pytest.mark.parametrize("grain", [0.0, 0.5, 2.0, 6.0])
+@pytest.mark.parametrize("grain", [0.0, *(pytest.param(grain, marks=pytest.mark.slow) for grain in (0.5, 2.0)), 6.0])
 def test_a_photograph_is_about_as_small_as_by_pil(grain):
     assert_small(photograph(1024, grain))
 

@@ -105,7 +105,7 @@ def test_a_call_draws_masks_of_one_kind(text_folder):
     assert [len(each.places) for each in draw(run, pipe) if each.finished] == [2, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("mode", ["pixels", "latent"])
+@pytest.mark.parametrize("mode", [pytest.param("pixels", marks=pytest.mark.slow), "latent"])
 def test_an_enlarged_picture_is_the_librarys_in_any_batch(text_folder, mode):
     settings = {"upscale": 1.5, "upscale_strength": 0.6, "upscale_mode": mode}
     run = prepared(text_folder("sd1"), seed=(5, 6, 7), **settings, height=16, width=20)

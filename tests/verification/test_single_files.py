@@ -45,12 +45,10 @@ def test_every_part_of_a_file_agrees(saved, tmp_path, capsys):
     assert set(parts) <= rows(out).keys()
 
 
-SLOW = ["sd2", "sd2-base", "sdxl", "sd2-inpainting", "sdxl-inpainting"]
+SLOW = ["sd1-inpainting", "sd2", "sd2-base", "sdxl", "sd2-inpainting", "sdxl-inpainting"]
 
 
-@pytest.mark.parametrize(
-    "kind", ["sd1-inpainting", "sdxl-refiner", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)]
-)
+@pytest.mark.parametrize("kind", ["sdxl-refiner", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
 def test_other_kinds_agree(tmp_path, capsys, kind):
     """SD 2-base differs from SD 2 in what it predicts. Another VAE is scaled as the model's kind asks."""
     _, pipe, folder, file = ldm.save_pipeline(kind.removesuffix("-base"), tmp_path)

@@ -10,6 +10,7 @@ import torch
 import fastdiff
 from tests.parity.control.pipelines import KINDS as PIPELINES
 from tests.parity.image_starts.pictures import mask, of_same_parts, picture
+from tests.support.pairwise import product
 from tests.support.text_pipelines import text_pipeline, tiny_controlnet
 
 pytestmark = [
@@ -49,8 +50,7 @@ def assert_as_before(pipe, **options):
         assert (draw(pipe, **options) - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
-@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(("start", "kind"), product(list(STARTS), ["sd1", "sdxl"], together=1))
 def test_latents_are_those_of_diffusers(start, kind):
     pipe = live(start, kind)
     assert_as_before(pipe, **STARTS[start])

@@ -49,9 +49,9 @@ def draw(pipe, **options):
 @pytest.mark.parametrize(
     ("kind", "count", "options"),
     [
-        ("sd1", 1, {}),
+        pytest.param("sd1", 1, {}, marks=pytest.mark.slow),
         ("sd1", 2, {"image": [CONTROL, picture(6, width=16)], "adapter_conditioning_scale": [0.4, 0.9]}),
-        ("sdxl", 1, {"adapter_conditioning_scale": 0.7}),
+        pytest.param("sdxl", 1, {"adapter_conditioning_scale": 0.7}, marks=pytest.mark.slow),
         ("sdxl", 1, {"adapter_conditioning_factor": 0.5}),
     ],
     ids=["sd1", "sd1-two", "sdxl", "sdxl-factor"],

@@ -9,6 +9,7 @@ from tests.parity.control.pipelines import KINDS as CONTROLLED
 from tests.parity.image_prompts.adapters import ip_adapter, nested, picture, with_encoder
 from tests.parity.image_starts import pictures as starts
 from tests.support.live.pairs import Pair, away, draw
+from tests.support.pairwise import product
 from tests.support.text_pipelines import tiny_controlnet
 
 pytestmark = [
@@ -70,13 +71,7 @@ def pair(shared):
 
 
 @pytest.mark.parametrize(
-    ("kind", "adapter", "when"),
-    [
-        pytest.param(kind, adapter, when, marks=[pytest.mark.slow] * ((i + j + k) % 2))
-        for i, kind in enumerate(("sd1", "sdxl"))
-        for j, adapter in enumerate(("plain", "plus"))
-        for k, when in enumerate(("before", "after"))
-    ],
+    ("kind", "adapter", "when"), product(["sd1", "sdxl"], ["plain", "plus"], ["before", "after"], together=1)
 )
 def test_latents_are_those_of_diffusers(kind, adapter, when):
     pair = Prompted(kind, *[adapter] * (when == "before"), accelerated=False)

@@ -19,20 +19,21 @@ def bench(load, monkeypatch):
         monkeypatch.setattr(load(module), "DEVICE", torch.device("cpu"))
     monkeypatch.setattr(load("bench_pictures_in"), "GPU", False)
     monkeypatch.setattr(load("bench_pictures_in"), "ROUNDS", 1)
-    monkeypatch.delitem(load("control_pipelines").WAYS, "compile")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several threads wait for each other at every tiny operation on busy cores
     yield bench
     torch.set_num_threads(threads)
 
 
-def rows(bench, load, workload):
-    ways = load("control_pipelines").WAYS
+def rows(bench, load, workload, names=("eager", "accelerate", "fastdiff")):
+    ways = {name: load("control_pipelines").WAYS[name] for name in names}
     found = load("bench_pictures_in").rows([workload], "float32", FAR, tiny=True, workloads=bench.WORKLOADS, ways=ways)
     return [*found]
 
 
-@pytest.mark.parametrize("workload", ["sdxl-one-controlnet", "sd15-two-controlnets"])
+@pytest.mark.parametrize(
+    "workload", [pytest.param("sdxl-one-controlnet", marks=pytest.mark.slow), "sd15-two-controlnets"]
+)
 def test_each_workload_draws_the_same_in_each_way(bench, load, workload):
     (row,) = rows(bench, load, workload)
     assert row["fastdiff_err"] < 1e-4 and row["accelerate_err"] < 1e-4
@@ -60,5 +61,5 @@ def test_the_controlnets_have_an_effect(bench, load, monkeypatch):
         )
 
     monkeypatch.setitem(bench.WORKLOADS, "sd15-two-controlnets", dataclasses.replace(right, ours=call))
-    (row,) = rows(bench, load, "sd15-two-controlnets")
+    (row,) = rows(bench, load, "sd15-two-controlnets", ("eager", "fastdiff"))
     assert row["failure"] == "fastdiff does not draw diffusers' picture" and "fastdiff_s" not in row

@@ -42,9 +42,13 @@ def theirs_of(kind, file, folder, **options):
 
 @pytest.mark.filterwarnings("ignore")  # diffusers' own
 @pytest.mark.parametrize(
-    "dtype", [None, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str
+    ("kind", "dtype"),
+    [
+        pytest.param(kind, dtype, id=f"{kind}-{dtype}", marks=pytest.mark.slow if dtype and i % 3 != j else [])
+        for i, dtype in enumerate([None, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
+        for j, kind in enumerate(PIPELINES)  # make test runs each dtype with one kind, in turn
+    ],
 )
-@pytest.mark.parametrize("kind", PIPELINES)
 def test_every_part_of_a_whole_file_equals_diffusers(kind, dtype, saved, tmp_path):
     _, pipe, folder, file = saved(kind)
     if dtype is not None:
@@ -109,7 +113,7 @@ def test_parts_of_other_dtypes_in_one_file(saved, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", PIPELINES)
+@pytest.mark.parametrize("kind", ["sd1", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("sd2", "sdxl"))])
 def test_moving_averages_are_taken_only_where_asked(kind, saved, tmp_path):
     _, pipe, folder, file = saved(kind)
     state = ldm.prefixed("model.diffusion_model.", ldm.ldm_unet(pipe.unet))

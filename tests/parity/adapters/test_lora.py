@@ -15,6 +15,7 @@ from tests.adapters.formats import (
     random_loras,
     save,
 )
+from tests.support.pairwise import product
 from tests.support.text_parity import assert_same, draw
 from tests.support.text_pipelines import text_pipeline
 
@@ -34,24 +35,20 @@ FORMATS = {
 
 
 # SD 2.x has the parts of the other two, so `make test` leaves it out.
-@pytest.fixture(scope="module", params=["sd1", pytest.param("sd2", marks=pytest.mark.slow), "sdxl"])
+KINDS = ["sdxl", pytest.param("sd2", marks=pytest.mark.slow, id="sd2"), "sd1"]
+
+
+@pytest.fixture(params=KINDS)
 def kind(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def folder(kind, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(kind)
-    text_pipeline(kind).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
-def ours(folder):
-    return fastdiff.Pipeline.from_pretrained(folder)
+def ours(kind, text_folder):
+    return fastdiff.Pipeline.from_pretrained(text_folder(kind))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "kind"), product(list(FORMATS), KINDS, together=1))
 def test_every_format_draws_what_merging_by_hand_draws(name, kind, ours, tmp_path):
     loras = random_loras(text_pipeline(kind))
     if name == "peft":  # its files have one model
@@ -78,9 +75,10 @@ def test_both_namings_in_one_file_and_the_layers_beside_the_blocks(kind, ours, t
     assert_same(draw(ours), draw(merge(pipe, deltas_of(beside | usual))))
 
 
-@pytest.mark.parametrize(("alpha", "scale"), [(8.0, 2.0), (None, 1.0), (1.0, 0.25)])
-def test_alpha_of_each_module(alpha, scale, kind, ours, tmp_path):
+@pytest.mark.parametrize(("alpha", "kind"), product([8.0, None, 1.0], KINDS, together=1))
+def test_alpha_of_each_module(alpha, kind, ours, tmp_path):
     """diffusers takes the commonest alpha for all attentions; kohya's files mean each module's own."""
+    scale = 1.0 if alpha is None else alpha / 4
     loras = random_loras(text_pipeline(kind), rank=4)
     first = next(iter(loras))
     other = {first: loras.pop(first)}
@@ -118,7 +116,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(("options", "kind"), product(OPTIONS, KINDS, together=1))
 def test_files_with_pefts_config(options, kind, ours, tmp_path):
     theirs, file = text_pipeline(kind), save_of_peft(kind, tmp_path, **options)
     for pipe in (theirs, ours):
@@ -181,7 +179,7 @@ def test_every_method_does_as_diffusers(kind, ours, tmp_path):
     compare()
 
 
-def test_a_scale_of_zero_keeps_the_weights(ours, folder, kind, tmp_path):
+def test_a_scale_of_zero_keeps_the_weights(ours, kind, tmp_path):
     """diffusers resets each weight to 1 after such a call."""
     ours.load_lora_weights(save(tmp_path / "lora.safetensors", in_diffusers(random_loras(text_pipeline(kind)))))
     ours.set_adapters("default_0", 0.3)

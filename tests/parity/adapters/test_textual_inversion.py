@@ -54,7 +54,7 @@ def sdxl(text_folder):
     return text_pipeline("sdxl"), Pipeline.from_pretrained(text_folder("sdxl"), device="cpu")
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_file_of_diffusers(emoji_sd, tmp_path, count):
     theirs, ours = emoji_sd
     save_file({"<cat-toy>": vectors(count, 160)}, tmp_path / "learned_embeds.safetensors")

@@ -20,7 +20,7 @@ pytestmark = [
         "ignore:Passing `image` as a list of 4d:FutureWarning",
     ),
 ]
-STEPS = 10
+STEPS = 6
 SEVERAL = {"prompt": ["a cat", "riding"], "num_images_per_prompt": 2}
 
 
@@ -118,7 +118,7 @@ def test_schedulers(name, strength, text_pipes):
     )
     theirs = of_same_parts(IMAGE_TO_IMAGE, "sd1", theirs, scheduler=scheduler)
     ours = ours.with_scheduler(scheduler)
-    options = {"image": picture(), "strength": strength, "num_inference_steps": STEPS}
+    options = {"image": picture(), "strength": strength, "num_inference_steps": 10}
     (found, our_pictures), (wanted, their_pictures) = draw(ours, **options), draw(theirs, **options)
     found, wanted = (
         [(round(timestep, 3), x) for timestep, x in each] for each in (found, wanted)

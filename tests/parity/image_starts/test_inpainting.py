@@ -17,6 +17,7 @@ from tests.parity.image_starts.pictures import (
     of_same_parts,
     picture,
 )
+from tests.support.pairwise import product
 from tests.support.text_parity import assert_both_draw_the_same, assert_same, draw
 
 pytestmark = [
@@ -29,7 +30,7 @@ pytestmark = [
         "ignore:.*skip_prk_steps:FutureWarning",
     ),
 ]
-STEPS = 10
+STEPS = 6
 WIDE = {"height": 16, "width": 24}
 SEVERAL = {"prompt": ["a cat", "riding"], "num_images_per_prompt": 2}
 KINDS = ("sd1", "sdxl", "sd2")
@@ -116,8 +117,10 @@ CROPS = {
 }
 
 
-@pytest.mark.parametrize("place", [(8, 10, 20, 14), (0, 0, 5, 30), (30, 20, 48, 36), (20, 3, 22, 5)], ids=str)
-@pytest.mark.parametrize("case", CROPS)
+PLACES = [(8, 10, 20, 14), (0, 0, 5, 30), (30, 20, 48, 36), (20, 3, 22, 5)]
+
+
+@pytest.mark.parametrize(("case", "place"), product(list(CROPS), PLACES, together=1))
 def test_crops(case, place, both):
     white = Image.new("L", (48, 36))
     white.paste(255, place)
@@ -160,7 +163,7 @@ def test_schedulers(name, strength, both):
     theirs = of_same_parts(INPAINTING, "sd1", theirs, scheduler=scheduler)
     theirs.unet.register_to_config(sample_size=8)
     ours = ours.with_scheduler(theirs.scheduler)
-    options = {"image": picture(), "mask_image": mask(), "strength": strength, "num_inference_steps": STEPS}
+    options = {"image": picture(), "mask_image": mask(), "strength": strength, "num_inference_steps": 10}
     (found, our_pictures), (wanted, their_pictures) = draw(ours, **options), draw(theirs, **options)
     found, wanted = (
         [(round(timestep, 3), x) for timestep, x in each] for each in (found, wanted)

@@ -20,7 +20,7 @@ pytestmark = [
 SCHEDULERS = (
     diffusers.EulerDiscreteScheduler,
     diffusers.HeunDiscreteScheduler,
-    pytest.param(diffusers.EulerAncestralDiscreteScheduler, marks=pytest.mark.slow),
+    diffusers.EulerAncestralDiscreteScheduler,
 )
 STEPS = {"num_inference_steps": 10, "mask_image": mask()}
 LATENTS = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(3))
@@ -34,12 +34,20 @@ CASES = {
 }
 
 
+CALLS = [
+    (case, channels) for case in CASES for channels in (PLAIN, WITH_CHANNELS) if (case, channels) != ("latents", 9)
+]
+
+
 @pytest.mark.parametrize(
-    ("case", "channels"),
-    [(case, channels) for case in CASES for channels in (PLAIN, WITH_CHANNELS) if (case, channels) != ("latents", 9)],
+    ("case", "channels", "scheduler"),
+    [
+        pytest.param(*call, scheduler, marks=[] if j == i // 2 % 2 else pytest.mark.slow)
+        for i, call in enumerate(CALLS)
+        for j, scheduler in enumerate(SCHEDULERS)  # make test runs Euler and Heun in turn
+    ],
 )
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_a_part_of_inpainting(scheduler, case, channels, both):
+def test_a_part_of_inpainting(case, channels, scheduler, both):
     theirs, ours = both("sdxl", channels)
     theirs.scheduler = scheduler.from_config(theirs.scheduler.config)
     assert_both_draw_the_same(theirs, ours.with_scheduler(theirs.scheduler), **STEPS | CASES[case])

@@ -8,6 +8,7 @@ import torch
 
 from fastdiff import InputError, Pipeline
 from tests.parity.image_starts.pictures import IMAGE_TO_IMAGE, of_same_parts, picture
+from tests.support.pairwise import product
 from tests.support.text_parity import assert_both_draw_the_same, assert_same, draw
 from tests.support.text_pipelines import refiner_pipeline
 
@@ -47,16 +48,14 @@ def use(pipes, scheduler):
         pipe.scheduler = scheduler.from_config(pipes[0].scheduler.config)
 
 
-@pytest.mark.parametrize("end", [0.31, 0.8, 1.0])
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize(("scheduler", "end"), product(SCHEDULERS, [0.31, 0.8, 1.0], together=1))
 def test_the_first_part_of_a_run(base, scheduler, end):
     use(base, scheduler)
     assert_both_draw_the_same(*base, denoising_end=end, output_type="latent", **STEPS)
     assert base[1].denoising_end == end
 
 
-@pytest.mark.parametrize("share", [0.5, 0.8])
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize(("scheduler", "share"), product(SCHEDULERS, [0.5, 0.8], together=1))
 def test_the_refiner_goes_on(base, refiner, scheduler, share):
     use(base, scheduler)
     use(refiner, scheduler)

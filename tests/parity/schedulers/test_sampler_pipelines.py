@@ -62,9 +62,9 @@ def test_a_seed_has_the_same_bits_alone_and_in_any_batch(name, save_pipeline):
     _, folder = save_pipeline("DDPM")
     ours = Pipeline.from_pretrained(folder, device="cpu", scheduler=name)
     options = {"num_inference_steps": 5, "output_type": "pt"}
-    together = ours(seed=[7, 3, 9], **options).images
+    together = ours(seed=[7, 3], **options).images
     assert together.isfinite().all()
-    for i, seed in enumerate((7, 3, 9)):
+    for i, seed in enumerate((7, 3)):
         assert torch.equal(ours(seed=seed, **options).images[0], together[i])
 
 

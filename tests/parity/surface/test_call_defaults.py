@@ -9,6 +9,7 @@ from fastdiff.pipelines.sizes import SCORES
 from fastdiff.requests.defaults import LIBRARY, ModelFacts, SamplingOptions, complete_sampling
 from tests.parity.image_starts.pictures import mask, picture
 from tests.parity.surface.walk import parameters
+from tests.support.pairwise import product
 from tests.support.text_pipelines import inpainting_pipeline, refiner_pipeline, text_pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # diffusers' own
@@ -48,8 +49,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("live", [False, True], ids=["folder", "live"])
-@pytest.mark.parametrize("case", CALLS)
+@pytest.mark.parametrize(("case", "live"), product(list(CALLS), {"folder": False, "live": True}, together=1))
 def test_a_call_has_diffusers_guidance_strength_and_steps(case, live, folder):
     kind, options, name = CALLS[case]
     pipe = Pipeline.from_pretrained(folder(kind), device="cpu")

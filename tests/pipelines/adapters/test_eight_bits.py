@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 import fastdiff
 from tests.adapters.formats import in_diffusers, random_loras, save
+from tests.support.pairwise import product
 from tests.support.text_pipelines import text_pipeline
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -19,10 +20,8 @@ def precision(request):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sd1")
-    text_pipeline("sd1").save_pretrained(folder)
-    return folder
+def folder(text_folder):
+    return text_folder("sd1")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def fuse(pipe, files, weights):
     return pipe
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize(("dtype", "precision"), product(DTYPES, ["int8", "fp8"], together=1))
 def test_the_bits_are_those_of_the_merged_weights_loaded_in_8_bits(dtype, folder, files, precision, tmp_path):
     fastdiff.Pipeline.from_pretrained(folder, dtype=dtype).save_pretrained(tmp_path / "plain")
     full = fastdiff.Pipeline.from_pretrained(tmp_path / "plain", dtype=dtype)
@@ -163,17 +162,17 @@ def of_other_weights(folder):
     pipe.save_pretrained(folder)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (shutil.rmtree, "the model's files are read again for weights in 8 bits: "),
-        (of_other_weights, "is not the weight that was loaded; load the model again"),
-    ],
-    ids=["gone", "changed"],
-)
+DAMAGE = {
+    "gone": (shutil.rmtree, "the model's files are read again for weights in 8 bits: "),
+    "changed": (of_other_weights, "is not the weight that was loaded; load the model again"),
+}
+
+
+@pytest.mark.parametrize(("damage", "precision"), product(list(DAMAGE), ["int8", "fp8"], together=1))
 def test_files_that_are_gone_or_have_changed_are_one_error_and_change_nothing(
-    change, message, folder, files, precision, tmp_path
+    damage, folder, files, precision, tmp_path
 ):
+    change, message = DAMAGE[damage]
     copy = shutil.copytree(folder, tmp_path / "model")
     pipe = fastdiff.Pipeline.from_pretrained(copy, precision=precision)
     before, plain = bits(pipe), draw(pipe)

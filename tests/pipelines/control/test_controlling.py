@@ -50,7 +50,7 @@ def two(plain):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("sd1", {}),
+        pytest.param("sd1", {}, marks=pytest.mark.slow),
         ("sd1", {"guess_mode": True, "control_guidance_end": 0.6, "controlnet_conditioning_scale": 0.7}),
         ("sdxl", {"strength": 0.6}),
         pytest.param("sd1", {"pooled": True}, marks=pytest.mark.slow),
@@ -144,7 +144,11 @@ def test_guess_mode_leaves_the_unconditional_half(pipe):
     assert not torch.equal(part, guessed[1])
 
 
-@pytest.mark.parametrize("options", [{}, {"guess_mode": True}, {"guess_mode": True, "pooled": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"guess_mode": True}, marks=pytest.mark.slow), {"guess_mode": True, "pooled": True}],
+    ids=str,
+)
 def test_a_batch_at_once_as_on_a_gpu(options, plain, monkeypatch):
     """A GPU computes all pictures and both halves of a step at once; on a CPU that gives other bits."""
     pooled = options.get("pooled", False)

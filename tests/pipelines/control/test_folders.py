@@ -12,6 +12,7 @@ from fastdiff.models.live import model_like
 from tests.parity.control.pipelines import KINDS, controlled
 from tests.parity.image_starts.pictures import mask, picture
 from tests.parity.surface import walk
+from tests.support.pairwise import product
 from tests.support.text_pipelines import tiny_controlnet
 
 pytestmark = [
@@ -26,9 +27,8 @@ def index_of(folder):
     return json.loads((folder / "model_index.json").read_text())
 
 
-@pytest.mark.parametrize("start", KINDS)
-@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
-def test_a_folder_of_diffusers(kind, start, text_pipes, tmp_path):
+@pytest.mark.parametrize(("start", "kind"), product(list(KINDS), ["sd1", "sdxl"], together=1))
+def test_a_folder_of_diffusers(start, kind, text_pipes, tmp_path):
     """It is loaded, saved and read back by diffusers, with its class."""
     theirs, ours = controlled(start, kind, text_pipes(kind))
     theirs.save_pretrained(tmp_path / "theirs")

@@ -1,13 +1,12 @@
 """At a guidance scale of 1 no pipeline computes an unconditional half, or encodes a negative prompt."""
 
-import diffusers
 import pytest
 import torch
-import transformers
 
 from fastdiff import Pipeline
 from tests.parity.image_starts.pictures import mask, picture
-from tests.support.text_pipelines import OPEN_CLIP, text_pipeline, tiny_encoder, tiny_unet
+from tests.support.pairwise import product
+from tests.support.text_pipelines import refiner_pipeline
 
 STARTS = {
     "text-to-image": ({}, 4),
@@ -23,29 +22,15 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def load(text_folder, tmp_path_factory):
+def load(text_folder, inpainting_folder, tmp_path_factory):
     def load(kind):
-        pipes = {"inpainting-model": _inpainting, "refiner": _refiner}
-        if kind not in pipes:
-            return Pipeline.from_pretrained(text_folder(kind), device="cpu", scheduler="ddim")
-        folder = tmp_path_factory.mktemp(kind)
-        pipes[kind]().save_pretrained(folder)
+        folder = inpainting_folder if kind == "inpainting-model" else text_folder(kind) if kind != "refiner" else None
+        if folder is None:
+            folder = tmp_path_factory.mktemp(kind)
+            refiner_pipeline().save_pretrained(folder)
         return Pipeline.from_pretrained(folder, device="cpu", scheduler="ddim")
 
     return load
-
-
-def _inpainting():
-    return text_pipeline("sd1", unet=tiny_unet("sd1", in_channels=9))
-
-
-def _refiner():
-    projecting = OPEN_CLIP | {"hidden_size": 40, "projection_dim": 24}
-    encoder = tiny_encoder(projecting, transformers.CLIPTextModelWithProjection, seed=1)
-    unet = tiny_unet("sdxl", cross_attention_dim=40, projection_class_embeddings_input_dim=5 * 8 + 24)
-    parts = text_pipeline("sdxl").components
-    parts |= {"unet": unet, "text_encoder": None, "tokenizer": None, "text_encoder_2": encoder}
-    return diffusers.StableDiffusionXLImg2ImgPipeline(**parts, requires_aesthetics_score=True, add_watermarker=False)
 
 
 def rows_of(pipe, monkeypatch, **options):
@@ -60,9 +45,8 @@ def rows_of(pipe, monkeypatch, **options):
     return sum(rows), texts
 
 
-@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
-@pytest.mark.parametrize("start", STARTS)
-def test_one_half(load, monkeypatch, kind, start):
+@pytest.mark.parametrize(("start", "kind"), product(list(STARTS), ["sd1", "sdxl"], together=1))
+def test_one_half(load, monkeypatch, start, kind):
     options, steps = STARTS[start]
     _check(load(kind), monkeypatch, options, steps)
 

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from fastdiff import InputError, Pipeline
+from tests.support.pairwise import product
 
 STEPS = {"num_inference_steps": 4, "output_type": "pt"}
-KINDS = pytest.mark.parametrize("kind", ["sd1", pytest.param("sd2", marks=pytest.mark.slow), "sdxl"])
+SD2 = pytest.param("sd2", marks=pytest.mark.slow, id="sd2")
+KINDS = pytest.mark.parametrize("kind", ["sd1", SD2, "sdxl"])
 LONG = "a cat, " * 20
 PROMPTS = ["a cat", "(a:1.4) [cat]", LONG, "[cat:dog:0.5] riding", f"[{LONG}|dog]", "a BREAK (cat:1.2)"]
 
@@ -38,8 +40,7 @@ def test_a_prompt_without_syntax_is_the_plain_picture(load, kind):
     assert not torch.equal(draw(pipe, "(a:1.4) cat", prompt_syntax="plain"), draw(pipe, "(a:1.4) cat"))
 
 
-@KINDS
-@pytest.mark.parametrize("sampler", ["ddim", "euler-a"])
+@pytest.mark.parametrize(("kind", "sampler"), product(["sd1", SD2, "sdxl"], ["ddim", "euler-a"], together=1))
 def test_a_picture_has_the_bits_that_it_has_alone(load, kind, sampler):
     """Prompts of other lengths and prompts that change are in the batch."""
     pipe = load(kind, scheduler=sampler)
@@ -87,8 +88,7 @@ def test_weights_by_hand(load, kind, emphasis, skip):
         assert torch.equal(found[2], plain[2]), "the pooled text has no weights"
 
 
-@pytest.mark.parametrize("kind", ["sd1", "sdxl"])
-@pytest.mark.parametrize("emphasis", ["original", "no-norm"])
+@pytest.mark.parametrize(("kind", "emphasis"), product(["sd1", "sdxl"], ["original", "no-norm"], together=1))
 def test_a_loaded_embedding_has_one_weight_for_all_its_vectors(load, kind, emphasis):
     pipe, generator = load(kind), torch.Generator().manual_seed(0)
     widths = [model.config.hidden_size for model in pipe.encoders.models]

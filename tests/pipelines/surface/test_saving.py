@@ -60,7 +60,7 @@ def test_weights_keep_their_dtype_and_a_variant_its_name(text_folder, tmp_path):
         assert torch.equal(parameter, pipe.unet.get_parameter(name))
 
 
-@pytest.mark.parametrize("name", ["emoji64", "emoji64-dit"])
+@pytest.mark.parametrize("name", [pytest.param("emoji64", marks=pytest.mark.slow), "emoji64-dit"])
 def test_labels_and_defaults_are_kept(name, tmp_path):
     pipe = Pipeline.from_pretrained(name, device="cpu")
     pipe.save_pretrained(tmp_path)
