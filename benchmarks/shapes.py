@@ -16,7 +16,8 @@ GROUP_NORMS = {
     "ddpm32_b1-C256-H16": (1, 16, (256,)),
     "sd15_b2-C320-H64": (2, 64, (320,)),
 }
-# workload -> N, queries, keys, heads, head width, options of attention; "bias" stands for a tensor (N, keys)
+# workload -> N, queries, keys, heads, head width, options of attention. "bias" stands for a tensor (N, keys), "lengths"
+# for as many keys less in the first picture, and "key_heads" for the heads of k and v
 ATTENTIONS: dict[str, tuple[int, int, int, int, int, dict[str, Any]]] = {
     "ddpm256_b1-L256-d512": (1, 256, 256, 1, 512, {}),
     "ddpm256_b8-L256-d512": (8, 256, 256, 1, 512, {}),
@@ -36,6 +37,10 @@ ATTENTIONS: dict[str, tuple[int, int, int, int, int, dict[str, Any]]] = {
     "dit_b2-L256-d72": (2, 256, 256, 16, 72, {}),
     "dit_b32-L256-d72": (32, 256, 256, 16, 72, {}),
     "z-image-1024-d128": (1, 4160, 4160, 30, 128, {}),
+    "z-image-1024-guided-d128": (2, 4192, 4192, 30, 128, {}),
+    "z-image-1024-guided-d128-lengths": (2, 4192, 4192, 30, 128, {"lengths": 32}),
+    "qwen3-L128-d128-causal-grouped": (1, 128, 128, 32, 128, {"causal": True, "key_heads": 8}),
+    "qwen3-L512-d128-causal-grouped": (1, 512, 512, 32, 128, {"causal": True, "key_heads": 8}),
     "long_b1-L8192-d64": (1, 8192, 8192, 8, 64, {}),
     "long_b1-L8192-d64-causal": (1, 8192, 8192, 8, 64, {"causal": True}),
     "long_b1-L16384-d64": (1, 16384, 16384, 8, 64, {}),

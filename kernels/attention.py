@@ -33,11 +33,16 @@ class AttentionCall(Call[Tensor]):
 
     Args:
         q: (N, L, heads * d), float32, float16 or bfloat16; rows may be strided (a slice of a fused projection).
-        k, v: (N, L_keys, heads * d), the dtype of q.
+        k, v: (N, L_keys, key_heads * d), the dtype of q. key_heads divides heads: each head of keys and values serves
+            heads / key_heads heads of queries, in order (grouped-query attention, Ainslie et al. 2023, arXiv
+            2305.13245).
         causal: token i attends to keys 0 to i only.
         bias: (N, L_keys), the dtype of q, finite: added to the scores of each key, for every query and head. A large
             negative value masks the key.
         residual: (N, L, heads * d), the dtype of q: added in float32, before the result is rounded.
+        lengths: (N,) int32, from 1 to L_keys, not with a bias: how many keys a picture attends to, from its first. The
+            others may be NaN. The range is not checked. The bits of the kernel are those for the first keys alone, if
+            there are at least 64.
 
     Returns:
         (N, L, heads * d), contiguous, the dtype of q.
@@ -56,6 +61,7 @@ class AttentionCall(Call[Tensor]):
     causal: bool = False
     bias: Tensor | None = None
     residual: Tensor | None = None
+    lengths: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -66,27 +72,46 @@ class AttentionCall(Call[Tensor]):
         """Channels per head."""
         return self.q.shape[2] // self.heads
 
+    @property
+    def group(self) -> int:
+        """Heads of queries for each head of keys."""
+        return self.q.shape[2] // self.k.shape[2]
+
     def check(self) -> None:
         q, k, heads = self.q, self.k, self.heads
         if q.ndim != 3 or not q.is_floating_point():
             raise ValueError(f"q: expected floats (N, L, heads * d), got {q.dtype} {tuple(q.shape)}")
+        if heads < 1 or not q.shape[2] or q.shape[2] % heads:
+            raise ValueError(f"heads: {heads} does not divide the width {q.shape[2]}")
         for name, tensor in (("k", k), ("v", self.v)):
             if (tensor.dtype, tensor.device) != (q.dtype, q.device):
                 raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, but q is {q.dtype} on {q.device}")
-            if tensor.ndim != 3 or tensor.shape != k.shape or tensor.shape[::2] != q.shape[::2] or tensor.shape[1] < 1:
+            if tensor.ndim != 3 or tensor.shape != k.shape or len(tensor) != len(q) or not all(tensor.shape[1:]):
                 raise ValueError(
                     f"{name}: {tuple(tensor.shape)} does not fit q {tuple(q.shape)} (N, L, heads * d), "
                     "or k and v differ"
                 )
-        if heads < 1 or q.shape[2] % heads:
-            raise ValueError(f"heads: {heads} does not divide the width {q.shape[2]}")
+        if k.shape[2] % self.width or heads % (k.shape[2] // self.width):
+            raise ValueError(f"k: {k.shape[2]} channels; q has {heads} heads of {self.width}, and k's must divide them")
         self._check_bias()
+        self._check_lengths()
         self._check_added("residual", self.residual, q.shape)
 
     def _check_bias(self) -> None:
         if self.bias is not None and self.causal:
             raise ValueError("bias: it cannot be combined with causal; leave one of them out")
         self._check_added("bias", self.bias, self.k.shape[:2])
+
+    def _check_lengths(self) -> None:
+        lengths = self.lengths
+        if lengths is None:
+            return
+        if self.bias is not None:
+            raise ValueError("lengths: they cannot be combined with bias; leave one of them out")
+        if lengths.shape != self.q.shape[:1]:
+            raise ValueError(f"lengths: expected {tuple(self.q.shape[:1])}, got {tuple(lengths.shape)}")
+        if (lengths.dtype, lengths.device) != (torch.int32, self.device):
+            raise ValueError(f"lengths: {lengths.dtype} on {lengths.device}; expected int32 on {self.device}")
 
     def _check_added(self, name: str, added: Tensor | None, shape: torch.Size) -> None:
         if added is None:
@@ -98,12 +123,25 @@ class AttentionCall(Call[Tensor]):
             raise ValueError(f"{name}: {given}, but q is {wanted}")
 
     def reference(self) -> Tensor:
+        k, v, mask = self.k, self.v, None if self.bias is None else self.bias[:, None, None]
+        if self.lengths is not None:
+            k, v, mask = self._hidden(self.lengths)
         # (N, heads, L, d), views
-        q, k, v = (tensor.unflatten(-1, (self.heads, -1)).transpose(1, 2) for tensor in (self.q, self.k, self.v))
-        bias = None if self.bias is None else self.bias[:, None, None]
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=self.causal)
+        q, k, v = (tensor.unflatten(-1, (-1, self.width)).transpose(1, 2) for tensor in (self.q, k, v))
+        causal = self.causal and self.lengths is None
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.group > 1)
         y = y.transpose(1, 2).flatten(2)
         return y if self.residual is None else self.residual + y
+
+    def _hidden(self, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return k, v and a mask, True for keys that are seen. The host reads no length: a graph holds any of them."""
+        keys = torch.arange(self.k.shape[1], device=self.device)
+        seen = keys < lengths[:, None]  # (N, L_keys)
+        k, v = (tensor.masked_fill(~seen[..., None], 0) for tensor in (self.k, self.v))  # beyond, they may be NaN
+        mask = seen[:, None, None]
+        if self.causal:
+            mask = mask & (keys <= torch.arange(self.q.shape[1], device=self.device)[:, None])
+        return k, v, mask
 
     def obstacle(self) -> str | None:
         dtype = self.q.dtype
@@ -119,10 +157,13 @@ class AttentionCall(Call[Tensor]):
         return {
             "bits": 8 * itemsize, "width": width, "head_bytes": width * itemsize, "keys": self.k.shape[1], "mask": mask,
             "elements": self.q.numel(), "residual": self.residual is not None,
+            "group": self.group, "lengths": self.lengths is not None,
         }  # fmt: skip
 
     def _plan(self) -> Choice | None:
-        """Return the row whose plan covers these sizes, for any mask."""
+        """Return the row whose plan covers these sizes, for any mask. Without plans: lengths and grouped keys."""
+        if self.group > 1 or self.lengths is not None:
+            return None
         sizes = {"width": self.width, "keys": self.k.shape[1], "elements": self.q.numel()}
         return plan_of("attention", bits=8 * self.q.itemsize, residual=self.residual is not None, **sizes)
 
@@ -154,13 +195,17 @@ class AttentionCall(Call[Tensor]):
 
         (n, queries, channels), keys = self.q.shape, self.k.shape[1]
         q, k, v = self._side_by_side()
+        group, lengths = self.group, side_by_side(self.lengths)
         bias, residual = (None if each is None else each.contiguous() for each in (self.bias, self.residual))
         aligned = all(tensor.stride(1) % 16 == 0 for tensor in (q, k, v))
         usual = _blocks(self.width, q.dtype, queries, keys, q.device)
         kind = ("causal" if self.causal else "all") + ("" if aligned else "-unaligned")
         blocks = tuned(
             "attention", q.device,
-            lambda: named(n, queries, keys, self.heads, self.width, q.dtype, kind, bias=bias, residual=residual),
+            lambda: named(
+                n, queries, keys, self.heads, self.width, q.dtype, kind, f"group-{group}" if group > 1 else None,
+                bias=bias, residual=residual, lengths=lengths,
+            ),
             usual, lambda: _alternatives(usual, queries),
         )  # fmt: skip
         first, second = _split(self.width, q.dtype, aligned=aligned)
@@ -170,7 +215,7 @@ class AttentionCall(Call[Tensor]):
         )
         launch(
             attention_kernel, (n * self.heads * triton.cdiv(queries, blocks.queries),),
-            out, q, k, v, bias, residual, self.heads, queries, keys, self.width**-0.5 * LOG2_E.value,
+            out, q, k, v, bias, residual, lengths, self.heads, group, queries, keys, self.width**-0.5 * LOG2_E.value,
             *(stride for tensor in (q, k, v) for stride in tensor.stride()[:2]),
             CAUSAL=self.causal, D=self.width, D1=first, D2=second, BM=blocks.queries, BN=blocks.keys,
             num_warps=blocks.warps, num_stages=blocks.stages,

@@ -48,10 +48,16 @@ def row(name: str, ceiling: float) -> dict[str, Any]:
 def arguments(name: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     """Return the arguments of attention for a workload."""
     n, queries, keys, heads, width, options = ATTENTIONS[name]
-    q = randn(n, queries, 3 * heads * width)
-    kv = q if keys == queries else randn(n, keys, 3 * heads * width)
-    options = {"heads": heads} | options | ({"bias": randn(n, keys)} if "bias" in options else {})
-    return (q.chunk(3, dim=-1)[0], *kv.chunk(3, dim=-1)[1:]), options
+    options = {"heads": heads} | options
+    columns = [heads * width] + [options.pop("key_heads", heads) * width] * 2
+    q = randn(n, queries, sum(columns))
+    kv = q if keys == queries else randn(n, keys, sum(columns))
+    if "bias" in options:
+        options["bias"] = randn(n, keys)
+    if "lengths" in options:
+        fewer = [options["lengths"]] + [0] * (n - 1)
+        options["lengths"] = torch.tensor([keys - less for less in fewer], dtype=torch.int32, device=DEVICE)
+    return (q.split(columns, dim=-1)[0], *kv.split(columns, dim=-1)[1:]), options
 
 
 def libraries(qkv: tuple[Tensor, ...], options: dict[str, Any]) -> dict[str, Call]:
@@ -77,9 +83,18 @@ def runs(call: Call) -> bool:
     return True
 
 
-def exact(qkv: tuple[Tensor, ...], heads: int, causal: bool = False, bias: Tensor | None = None) -> Tensor:
+def exact(
+    qkv: tuple[Tensor, ...],
+    heads: int,
+    causal: bool = False,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+) -> Tensor:
     """Return the first picture's attention in float32, computed 1024 queries at a time."""
-    q, k, v = (tensor[0].float().unflatten(-1, (heads, -1)).transpose(0, 1) for tensor in qkv)
+    width = qkv[0].shape[-1] // heads
+    q, k, v = (tensor[0].float().unflatten(-1, (-1, width)).transpose(0, 1) for tensor in qkv)
+    seen = len(k[0]) if lengths is None else int(lengths[0])
+    k, v = (each[:, :seen].repeat_interleave(heads // len(each), dim=0) for each in (k, v))
     parts = []
     for first in range(0, q.shape[1], 1024):
         scores = q[:, first : first + 1024] @ k.mT / q.shape[-1] ** 0.5

@@ -59,12 +59,11 @@ class Qwen3Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         qkv = linear(x, self.qkv_proj.weight, self.qkv_proj.bias)
-        heads, groups = (self.heads, self.key_value_heads), self.heads // self.key_value_heads
+        heads = (self.heads, self.key_value_heads)
         turned, v = qkv.split((sum(heads) * self.head_dim, heads[1] * self.head_dim), dim=-1)
         norms, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
         qk = rotary(turned, cos[None], sin[None], norms, queries=self.heads, eps=eps, halves=True)
         q, k = qk.split([each * self.head_dim for each in heads], dim=-1)
-        k, v = (each.unflatten(-1, (-1, self.head_dim)).repeat_interleave(groups, dim=2).flatten(2) for each in (k, v))
         x = attention(q, k, v, heads=self.heads, causal=True)
         return linear(x, self.o_proj.weight, self.o_proj.bias)
 

@@ -243,9 +243,10 @@ class ZImageTransformer2DModel(Denoiser):
 
     @torch.no_grad()
     def project(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Return the tokens of captions, (M, L', C), the tables of their positions, and perhaps a bias of the keys.
+        """Return the tokens of captions, (M, L', C), the tables of their positions, and perhaps numbers of tokens.
 
-        Captions that are shorter than the longest one are filled up. The bias (M, L) hides that from the attention.
+        Captions that are shorter than the longest one are filled up, and the attention reads so many tokens of each
+        picture: (M,) int32, if the captions differ in length.
 
         Args:
             prompt: `text` has the states of captions, (M, most, cap_feat_dim). `added` has the length of each, (M,),
@@ -264,17 +265,15 @@ class ZImageTransformer2DModel(Denoiser):
         )
         if not any(spare):
             return filled, cos, sin
-        bias = torch.zeros(cos.shape[:2], dtype=self.dtype, device=self.device)
-        for row, more in zip(bias, spare, strict=True):
-            row[len(row) - more :] = torch.finfo(self.dtype).min
-        return filled, cos, sin, bias
+        counts = [cos.shape[1] - more for more in spare]
+        return filled, cos, sin, torch.tensor(counts, dtype=torch.int32, device=self.device)
 
     def _step(
-        self, patch: tuple[int, int], x: Tensor, temb: Tensor, caption: Tensor, cos: Tensor, sin: Tensor, *bias: Tensor
+        self, patch: tuple[int, int], x: Tensor, temb: Tensor, caption: Tensor, cos: Tensor, sin: Tensor, *seen: Tensor
     ) -> Tensor:
         """Predict for x (N, F, H, W, C_in), whose N pictures have captions (N, L', C) of one length.
 
-        bias: of the keys, (N, L), where some captions are filled up.
+        seen: the tokens of each picture that are attended to, (N,) int32, where some captions are filled up.
         """
         parts = temb.split(self._columns, dim=1)
         first, blocks = len(self.noise_refiner), len(self.noise_refiner) + len(self.layers)
@@ -285,7 +284,7 @@ class ZImageTransformer2DModel(Denoiser):
             stream = block(stream, cos[:, :length], sin[:, :length], modulation)
         stream = Stream(torch.cat([stream.total(), caption], dim=1))
         for block, modulation in zip(self.layers, parts[first:blocks], strict=True):
-            stream = block(stream, cos, sin, modulation, *bias)
+            stream = block(stream, cos, sin, modulation, *seen)
         tokens = stream.head(count).scaled(parts[blocks + self.config.patches.index(patch)])
         out = cast(nn.Linear, self._of_patch(self.all_final_layer, patch)["linear"])
         return joined(linear(tokens, out.weight, out.bias), x.shape, patch)

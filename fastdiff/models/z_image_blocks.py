@@ -32,13 +32,13 @@ class Attention(nn.Module):
         self.to_out = nn.ModuleList([nn.Linear(config.dim, config.dim, bias=False)])
         self.norm_q, self.norm_k = (RMSNorm(config.head_dim, HEAD_EPS) if config.qk_norm else None for _ in "qk")
 
-    def forward(self, x: Tensor | Scaled, cos: Tensor, sin: Tensor, bias: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor | Scaled, cos: Tensor, sin: Tensor, lengths: Tensor | None = None) -> Tensor:
         qkv = linear(x, self.to_qkv.weight)  # (N, L, 3 C)
         width = qkv.shape[-1] // 3
         norms = None if self.norm_q is None or self.norm_k is None else (self.norm_q.weight, self.norm_k.weight)
         q, k = rotary(qkv[..., : 2 * width], cos, sin, norms, queries=self.heads, eps=HEAD_EPS).chunk(2, dim=-1)
         out = cast(nn.Linear, self.to_out[0])
-        return linear(attention(q, k, qkv[..., 2 * width :], heads=self.heads, bias=bias), out.weight)
+        return linear(attention(q, k, qkv[..., 2 * width :], heads=self.heads, lengths=lengths), out.weight)
 
 
 class FeedForward(nn.Module):
@@ -104,17 +104,17 @@ class ZImageTransformerBlock(nn.Module):
         cos: Tensor,
         sin: Tensor,
         modulation: Tensor | None = None,
-        bias: Tensor | None = None,
+        lengths: Tensor | None = None,
     ) -> Stream:
         """Return the tokens after this block.
 
         Args:
             modulation: (N, 4 C): scale and gate of the attention, then of the MLP. None for blocks of captions.
-            bias: (N, L), of the attention's keys.
+            lengths: (N,) int32: the tokens of each picture that are attended to. None for all.
         """
         scale, gate, scale_mlp, gate_mlp = (None,) * 4 if modulation is None else modulation.chunk(4, dim=1)
         h, x = stream.normed(self.attention_norm1, scale, self.attention.to_qkv)
-        branch = self.attention_norm2(self.attention(h, cos, sin, bias))
+        branch = self.attention_norm2(self.attention(h, cos, sin, lengths))
         h, x = Stream(x, branch, gate).normed(self.ffn_norm1, scale_mlp, self.feed_forward.w13)
         return Stream(x, self.ffn_norm2(self.feed_forward(h)), gate_mlp)
 

@@ -97,19 +97,23 @@ def _attend(
 
 @triton.jit
 def attention_kernel(
-    out_ptr, q_ptr, k_ptr, v_ptr, bias_ptr, residual_ptr, heads, queries, keys, scale,
+    out_ptr, q_ptr, k_ptr, v_ptr, bias_ptr, residual_ptr, lengths_ptr, heads, group, queries, keys, scale,
     q_picture, q_row, k_picture, k_row, v_picture, v_row,
     CAUSAL: tl.constexpr, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Attend BM queries of one head. D is the head width; products split it into two parts, D1 + D2 >= D."""
+    """Attend BM queries of one head. D is the head width; products split it into two parts, D1 + D2 >= D.
+
+    group: heads of queries for each head of keys. lengths_ptr: how many keys of each picture are read; None for all.
+    """
     await_inputs()
     blocks = tl.cdiv(queries, BM)
     pid = tl.program_id(0)
     rows = pid % blocks * BM + tl.arange(0, BM)
     head, n = pid // blocks % heads, (pid // blocks // heads).to(tl.int64)
     q_ptrs = q_ptr + n * q_picture + head * D + rows.to(tl.int64)[:, None] * q_row
-    k_ptrs = k_ptr + n * k_picture + head * D + tl.arange(0, BN)[:, None] * k_row
-    v_ptrs = v_ptr + n * v_picture + head * D + tl.arange(0, BN)[:, None] * v_row
+    key_head = head // group
+    k_ptrs = k_ptr + n * k_picture + key_head * D + tl.arange(0, BN)[:, None] * k_row
+    v_ptrs = v_ptr + n * v_picture + key_head * D + tl.arange(0, BN)[:, None] * v_row
 
     q = _load_rows(q_ptrs, rows, 0, D, D1, queries, True)
     acc = tl.zeros((BM, D1), tl.float32)
@@ -120,15 +124,16 @@ def attention_kernel(
         q2 = _load_rows(q_ptrs, rows, D1, D, D2, queries, True)
         acc2 = tl.zeros((BM, D2), tl.float32)
 
-    seen, clear = keys, keys // BN * BN  # keys before `clear` need no mask for any of these queries
+    length = keys if lengths_ptr is None else tl.minimum(keys, tl.load(lengths_ptr + n))
+    seen, clear = length, length // BN * BN  # keys before `clear` need no mask for any of these queries
     if CAUSAL:
-        seen = tl.minimum(keys, (pid % blocks + 1) * BM)
+        seen = tl.minimum(length, (pid % blocks + 1) * BM)
         clear = tl.minimum(clear, pid % blocks * BM // BN * BN)
     bias_ptrs = bias_ptr if bias_ptr is None else bias_ptr + n * keys
     width: tl.constexpr = Width(D, D1, D2)
     walk = Walk(acc, acc2, top, total, k_ptrs, v_ptrs)
-    walk = _attend(walk, q, q2, rows, 0, clear, keys, bias_ptrs, k_row, v_row, scale, CAUSAL, width, BN, False)
-    walk = _attend(walk, q, q2, rows, clear, seen, keys, bias_ptrs, k_row, v_row, scale, CAUSAL, width, BN, True)
+    walk = _attend(walk, q, q2, rows, 0, clear, length, bias_ptrs, k_row, v_row, scale, CAUSAL, width, BN, False)
+    walk = _attend(walk, q, q2, rows, clear, seen, length, bias_ptrs, k_row, v_row, scale, CAUSAL, width, BN, True)
 
     out_ptrs = out_ptr + (n * queries + rows)[:, None] * (heads * D) + head * D
     residual_ptrs = residual_ptr

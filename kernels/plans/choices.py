@@ -33,6 +33,10 @@ SM_90, ANY_CARD = "sm_90", ""
 UNSAVED, CHOSEN = "measured, not saved", "chosen, not measured"
 
 
+# Attention of each head to a head of keys of its own, and to all of them.
+ALL_KEYS: dict[str, Any] = {"group": 1, "lengths": False}
+
+
 class Choice(NamedTuple):
     """A row: calls with these facts run this way."""
 
@@ -83,6 +87,7 @@ def _attention(name: str, widths: range, keys: range, plan: AttentionPlan, *how:
     """Yield the rows of a plan: one without a mask, and one for each mask in `how` with which it was faster too."""
     for mask in ("", *how):
         facts = {"bits": 16, "width": widths, "keys": keys, "mask": mask, "elements": span(1), "residual": False}
+        facts |= ALL_KEYS
         plan_name = attention_plan(name, mask)
         yield Choice("attention", SM_90, facts, "hopper", "attention.json", plan_name, tiles=plan)
 
@@ -98,6 +103,7 @@ def _attention_by_library(widths: range, keys: range) -> Choice:
     For other heads SDPA uses batched products, whose bits vary with the batch.
     """
     facts = {"bits": 16, "width": widths, "head_bytes": range(0, 2**16, 16), "keys": keys, "mask": ("", "causal")}
+    facts |= ALL_KEYS
     why = "{keys} keys, {width} wide: torch's library is faster on sm_90"
     return Choice("attention", SM_90, facts, "library", "attention.json", why=why)
 
@@ -208,8 +214,8 @@ CHOICES = ChoiceTable((
     _attention_by_library(span(129, 192), span(1024)),
     _attention_by_library(span(193, 256), span(256)),
     # 2 to 8 times as fast at every width: Triton has no tensor cores for float32
-    Choice("attention", SM_90, {"bits": 32, "head_bytes": range(0, 2**16, 16), "mask": ("", "causal")}, "library",
-           UNSAVED, why="float32: torch's library is faster on sm_90"),
+    Choice("attention", SM_90, {"bits": 32, "head_bytes": range(0, 2**16, 16), "mask": ("", "causal")} | ALL_KEYS,
+           "library", UNSAVED, why="float32: torch's library is faster on sm_90"),
 
     *_convolutions("same", 65536, 128, "16 fp8 int8", "16 fp8"),
     *_convolutions("same", 65536, 256, "16 fp8 int8"),

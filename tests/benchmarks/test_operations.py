@@ -98,6 +98,8 @@ def test_group_norm(harness, load, widths):
         pytest.param(6, {}, id="full", marks=pytest.mark.slow),
         pytest.param(6, {"bias": True}, id="bias"),
         pytest.param(4, {"causal": True}, id="causal", marks=pytest.mark.slow),
+        pytest.param(4, {"causal": True, "key_heads": 1}, id="grouped"),
+        pytest.param(6, {"lengths": 2}, id="lengths"),
     ],
 )
 def test_attention(harness, load, monkeypatch, keys, options):

@@ -71,12 +71,20 @@ def norm(n, height, channels, pixels=None, dtype=torch.bfloat16, activation="sil
     )  # fmt: skip
 
 
-def attend(n, tokens, heads, width, keys=None, dtype=torch.bfloat16, causal=False, added=False):
+def attend(n, tokens, heads, width, keys=None, dtype=torch.bfloat16, causal=False, added=False, lengths=False):
     q, k, v = meta(n, tokens, 3 * heads * width, dtype=dtype).chunk(3, dim=-1)
     if keys is not None:
         k, v = meta(n, keys, 2 * heads * width, dtype=dtype).chunk(2, dim=-1)
     residual = meta(*q.shape, dtype=dtype) if added else None
-    return lambda: attention.kernel(q, k, v, heads=heads, causal=causal, residual=residual)
+    counts = meta(n, dtype=torch.int32) if lengths else None
+    return lambda: attention.kernel(q, k, v, heads=heads, causal=causal, residual=residual, lengths=counts)
+
+
+def attend_in_groups(tokens, heads, key_heads, width):
+    q, k, v = meta(1, tokens, (heads + 2 * key_heads) * width).split(
+        [each * width for each in (heads, key_heads, key_heads)], dim=-1
+    )
+    return lambda: attention.kernel(q, k, v, heads=heads, causal=True)
 
 
 def project(n, tokens, channels, out_channels, dtype=torch.bfloat16, gated=False, activation=None, rms_norm=None):
@@ -197,6 +205,8 @@ CASES = {
     "attention-L100-h3-d8": attend(1, 100, 3, 8),
     "attention-L256-keys4-h8-d40-residual": attend(2, 256, 8, 40, keys=4, added=True),
     "attention-L256-keys16-h8-d80-residual-fp32": attend(2, 256, 8, 80, keys=16, dtype=torch.float32, added=True),
+    "attention-L4192-h30-d128-lengths": attend(2, 4192, 30, 128, lengths=True),
+    "attention-L128-h32+8-d128-causal": attend_in_groups(128, 32, 8, 128),
     "attention-L1000-h2-d64-fp32": attend(1, 1000, 2, 64, dtype=torch.float32),
     "attention-L256-h1-d256-fp32": attend(1, 256, 1, 256, dtype=torch.float32),
     "linear-N32-C1152-qkv": project(32, 256, 1152, 3456),

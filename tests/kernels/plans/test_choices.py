@@ -248,6 +248,27 @@ def test_no_plan_adds_a_residual(width, keys):
 
 
 @pytest.mark.parametrize(
+    ("bits", "width", "keys"), [(16, 64, 77), (16, 80, 4096), (16, 128, 4096), (16, 256, 256), (32, 64, 77)]
+)
+def test_lengths_and_grouped_keys_are_for_the_generic_kernel(bits, width, keys):
+    """Rows that fit these sizes: of plans, which do not read them, and of torch's library."""
+    facts = {"bits": bits, "width": width, "head_bytes": width * bits // 8, "keys": keys, "mask": ""}
+    facts |= {"residual": False, "elements": 1}
+    assert choices.CHOICES.fitting("attention", SM_90, **facts, group=1, lengths=False)
+    for other in ({"group": 4, "lengths": False}, {"group": 1, "lengths": True}):
+        assert choices.CHOICES.fitting("attention", SM_90, **facts, **other) == ()
+    tokens = torch.empty(1, 77, 4 * width, dtype=torch.bfloat16, device=META)
+    counts = torch.empty(1, dtype=torch.int32, device=META)
+    for call in (
+        attention.parse(tokens, tokens, tokens, heads=4, lengths=counts),
+        attention.parse(tokens, *[tokens[..., :width]] * 2, heads=4),
+    ):
+        assert (call.hopper_obstacle(), call.hopper_plan()) == ("no plan", None)
+        with pytest.raises(NotImplementedError):
+            call.hopper()
+
+
+@pytest.mark.parametrize(
     ("width", "keys", "way"),
     [(96, 255, "kernel"), (96, 256, "library"), (128, 1024, "library"), (136, 1023, "kernel"), (136, 1024, "library")],
 )

@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 from fastdiff import ZImageTransformer2DModel
+from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 
 pytestmark = pytest.mark.gpu
 
@@ -51,3 +53,26 @@ def test_near_float32_on_the_cpu(model, dtype, allowed, exact_matmuls):
     made = copy.deepcopy(model).to("cuda", dtype)(latents, times, captions)
     for own, true in zip(made.sample, expected.sample, strict=True):
         assert (own.cpu().float() - true).norm() < allowed * true.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_captions_of_two_lengths_run_in_one_step(model, dtype):
+    """As in a guided step. A picture has its bits at any place, and is near its own forward."""
+    ours = copy.deepcopy(model).to("cuda", dtype)
+    latents, _, captions = ([*each[:2]] if isinstance(each, list) else each for each in inputs(dtype))
+    x = torch.stack(latents)[:, :, 0].permute(0, 2, 3, 1).contiguous()
+    temb, timesteps = ours.embed(torch.full((2,), 700.0, device="cuda")), torch.full((2,), 700.0, device="cuda")
+
+    def predict(order):
+        chosen = [captions[i] for i in order]
+        lengths = torch.tensor([len(each) for each in chosen])
+        prompt = Prompt(
+            nn.utils.rnn.pad_sequence(chosen, batch_first=True), added=(lengths, torch.tensor([[16, 24]] * 2))
+        )
+        return ours.predict(x[order], Conditioning(temb, timesteps, ours.project(prompt)))
+
+    made = predict([0, 1])
+    assert torch.equal(predict([1, 0]), made.flip(0))
+    expected = ours(latents, 0.3, captions).sample
+    for own, other in zip(made.permute(0, 3, 1, 2), expected, strict=True):
+        assert (own + other[:, 0]).float().norm() < (1e-5 if dtype == torch.float32 else 2e-2) * other.float().norm()
