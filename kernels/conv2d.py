@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastdiff.kernels.from_int8 import as_loaded
 from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, after_arguments, group_norm
+from fastdiff.kernels.host.arrivals import counters
 from fastdiff.kernels.host.calls import PartsCall, check_pictures, parts_of
 from fastdiff.kernels.host.launching import (
     DTYPES,
@@ -30,7 +31,7 @@ from fastdiff.kernels.plans import cpu
 from fastdiff.kernels.plans import hopper_conv2d as on_hopper
 from fastdiff.kernels.plans.choices import convolution_plan
 from fastdiff.kernels.plans.conv2d_problem import Problem
-from fastdiff.kernels.plans.conv2d_tiles import SUM_CHANNELS
+from fastdiff.kernels.plans.conv2d_tiles import SUM_CHANNELS, ConvTile
 from fastdiff.kernels.plans.conv2d_tiling import ConvTiling, make_tiling, tuned_tiling
 from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.kernels.to_fp8 import as_multiplied, to_fp8
@@ -210,7 +211,7 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
         moments = _empty_moments(problem, tiling, device) if self.moments or (after and not normed) else None
         outputs = (y, None if moments is None else (moments.mean, moments.m2))
         epilogue = _epilogue(bias, self.temb, self.output_scale)
-        if tiling.spread:
+        if tiling.spread and tiling.apart:
             partial = torch.empty(tiling.chunks, *problem.out_shape, dtype=torch.float32, device=device)
             _launch_products(problem, tiling, (partial, None), parts, filters, (None, None), _epilogue(), None)
             _launch_sum(problem, tiling, outputs, partial, scales, epilogue, residual)
@@ -288,7 +289,7 @@ def _descriptor_obstacle(loaded: tuple[Tensor, ...]) -> str | None:
 def _fuses(problem: Problem, tiling: ConvTiling, shortcut: Shortcut) -> bool:
     """Whether the shortcut joins the sum over k. For aligned, contiguous tensors only the picture's shape decides."""
     parts = parts_of(shortcut.x)
-    fits = tiling.descriptors and tiling.chunks == 1 and problem.mode == "same" and problem.out_channels > 16
+    fits = tiling.descriptors and not tiling.apart and problem.mode == "same" and problem.out_channels > 16
     fits = fits and problem.itemsize == 2
     aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (*parts, shortcut.weight))
     return fits and aligned and all(part.shape[3] % 8 == 0 and part.is_contiguous() for part in parts)
@@ -311,20 +312,23 @@ def _launch_products(
     scales: Scales, epilogue: tuple[Any, ...], residual: Tensor | None, shortcut: Shortcut | None = None,
     norm: GroupNormCall | None = None,
 ) -> None:  # fmt: skip
-    """Launch one program per tile and chunk, or one per tile that also does the shortcut and the epilogue."""
+    """Launch a program per tile, or one for each part of a tile's sum, of which the last to arrive does the rest."""
     from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers  # imports Triton
 
     weight, tile, (left, _, top, _) = filters.values, tiling.tile, problem.padding
     pictures, tile_height, tile_width = tiling.tile_shape
-    grid = (tiling.programs(problem), tiling.chunks if tiling.spread else 1)
+    apart = tiling.spread and tiling.apart
+    each = tiling.parts(problem) + (shortcut is not None) if tiling.spread else 1  # programs of a tile
+    grid = (tiling.programs(problem), each)
     arguments: dict[str, Any] = dict(
         epilogue=epilogue, **_norm_arguments(problem, tiling, norm), pictures=problem.pictures, rows=tiling.rows,
         pixels=problem.pixels, pad_top=top, pad_left=left, steps=tiling.steps, channels=problem.channels[0],
         channels2=sum(problem.channels[1:]), out_channels=problem.out_channels,
-        KH=problem.kernel[0], KW=problem.kernel[1], MODE=problem.mode, CHUNKS=1 if tiling.spread else tiling.chunks,
+        KH=problem.kernel[0], KW=problem.kernel[1], MODE=problem.mode, CHUNKS=1 if apart else tiling.chunks,
         SWAP=tile.swap, BI=pictures, BH=tile_height, BW=tile_width, BN=tile.channels, BK=tile.block,
         num_warps=tile.warps, num_stages=tile.stages, fp_fusion=False,
     )  # fmt: skip
+    memory = _memory_of_parts(tile, grid, weight.device) if tiling.spread and not apart else (None, None)
     if tiling.stores_by_descriptor(problem):
         outputs = _output_descriptor(problem, tiling, outputs[0]), outputs[1]
     if not tiling.descriptors:
@@ -338,21 +342,21 @@ def _launch_products(
     x, x2 = (*_input_descriptors(problem, tiling, parts), None)[:2]
     w_desc = descriptor(weight.flatten(1), [tiling.tile.channels, tiling.tile.block])
     launch(
-        conv_by_descriptors, grid, *outputs, x, x2, w_desc, weight, scales, residual, **arguments,
+        conv_by_descriptors, grid, *outputs, *memory, x, x2, w_desc, weight, scales, residual, **arguments,
         **_shortcut_arguments(problem, tiling, shortcut), columns=tiling.columns, MOMENTS=tiling.moments,
+        APART=apart,
     )  # fmt: skip
 
 
 def _shortcut_arguments(problem: Problem, tiling: ConvTiling, shortcut: Shortcut | None) -> dict[str, Any]:
-    names = ("shortcut_desc", "shortcut2_desc", "shortcut_w_desc", "shortcut")
     block = tiling.tile.block // 2 if problem.fp8 else tiling.tile.block  # equal bytes: a shortcut is 16-bit
     if shortcut is None:
-        return dict.fromkeys(names[:3]) | {"shortcut": (None, None, None), "SHORTCUT_BK": block}
+        return {"shortcut_descs": (None,) * 3, "shortcut": (None,) * 3, "SHORTCUT_BK": block}
     parts = parts_of(shortcut.x)
     x, x2 = (*(descriptor(part, [*tiling.tile_shape, block]) for part in parts), None)[:2]
     weight = descriptor(shortcut.weight.flatten(1), [tiling.tile.channels, block])
     rest = shortcut.bias, parts[0].shape[3], sum(part.shape[3] for part in parts[1:])
-    return dict(zip(names, (x, x2, weight, rest), strict=True)) | {"SHORTCUT_BK": block}
+    return {"shortcut_descs": (x, x2, weight), "shortcut": rest, "SHORTCUT_BK": block}
 
 
 def _norm_arguments(problem: Problem, tiling: ConvTiling, norm: GroupNormCall | None) -> dict[str, Any]:
@@ -382,6 +386,12 @@ def _output_descriptor(problem: Problem, tiling: ConvTiling, y: Tensor) -> Any:
         return descriptor(y, [pictures, height, 1, width, tiling.tile.channels])
     y = y.view(problem.pictures, tiling.rows, tiling.columns, problem.out_channels)
     return descriptor(y, [pictures, height, width, tiling.tile.channels])
+
+
+def _memory_of_parts(tile: ConvTile, grid: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return memory for the parts of all tiles, and a counter for each tile."""
+    partial = torch.empty(*grid, tile.pixels * tile.channels, dtype=torch.float32, device=device)
+    return partial, counters(grid[0], device)
 
 
 def _launch_sum(

@@ -23,6 +23,11 @@ class ConvTile(NamedTuple):
     alone: tuple[float, float] = (0.0, 0.0)  # time of 64 channels of a step, and of the rest, for a lone program
     busy: tuple[float, float] = (0.0, 0.0)  # the same for each program on a full multiprocessor
 
+    @property
+    def holds_two_sums(self) -> bool:
+        """Whether a program's registers hold the sum of a chunk beside the sum of the chunks before it."""
+        return self.pixels * self.channels <= 2048 * self.warps
+
 
 class Candidate(NamedTuple):
     """The part of a tiling that does not affect any bit of the result."""
@@ -44,6 +49,12 @@ TILES = (
     ConvTile(64, 64, 64, warps=4, stages=5, resident=2, alone=(0.17, 3.2), busy=(0.14, 1.6)),
     ConvTile(64, 64, 128, warps=4, stages=6, resident=1, alone=(0.075, 3.9), busy=(0.13, 2.5)),
 )
+# For sums in chunks. A small tile has few numbers to pass on to the program that adds the chunks.
+CHUNK_TILES = (
+    ConvTile(128, 128, 64, warps=8, stages=4, resident=1, alone=(0.34, 4.5), busy=(0.34, 4.5)),
+    ConvTile(64, 16, 128, warps=4, stages=4, swap=False, resident=2, alone=(0.07, 2.9), busy=(0.04, 1.6)),
+    ConvTile(16, 64, 128, warps=4, stages=4, resident=2, alone=(0.07, 2.9), busy=(0.04, 1.6)),
+)
 WIDE_TILE = ConvTile(256, 64, 64, warps=4, stages=2, resident=2, alone=(0.51, 5.1), busy=(0.47, 3.4))
 # Descriptors, fp8. The times were not measured: they assume half of the 16-bit time for a step, and the same for the
 # rest.
@@ -53,7 +64,8 @@ FP8_TILES = (
     ConvTile(64, 64, 128, warps=4, stages=6, resident=2, alone=(0.08, 3.2), busy=(0.07, 1.6)),
 )
 SUM_MICROSECONDS = 3.0  # of `sum_chunks`
-CHUNK_MICROSECONDS = 0.7  # of each further chunk in a program, which restarts its loads
+ARRIVAL_MICROSECONDS = 0.2, 0.0008  # of the program that arrives last: at least, and for each number in its tile
+CHUNK_MICROSECONDS = {True: 0.26, False: 0.7}  # of each further chunk in a program; whether it holds two sums
 # Up to 16 output channels, as in the last convolution of a U-Net: the first tile that fills the card, otherwise the
 # last. No measurement is kept for these tiles and all numbers below, except for the chunks in float32.
 NARROW_TILES = (
@@ -93,28 +105,31 @@ ROW_MEMORY, POINTER_ROW_MEMORY = 192 * 1024, 80 * 1024  # bytes of the tiles tha
 LONGEST_ROW = 256  # most pixels in a row that a program computes whole
 WIDEST_GROUP = 64  # most channels in a group that a program computes whole
 
+SUM_CHANNELS = 32  # per program of `sum_chunks`
 M_SIDE = 64  # least M of Hopper's own matrix instructions: a tile's channels if swapped, otherwise its pixels
 MOST_FILLED = 2048  # most pixels in the tiles of one picture, if they are full only with further pictures
-SUM_CHANNELS = 32  # per program of `sum_chunks`
 SMALL_PICTURE = 256  # most pixels in a picture for which k may be cut into chunks
 SMALL_MOMENTS = 64  # most pixels in a moments tile of such a picture
 LARGEST_NORMALISED = 64  # most pixels in a picture that a program computes whole and may normalise
+LARGEST_CHUNKED = 64  # most pixels in a picture for which k is cut into MOST_CHUNKS chunks of FEWEST_STEPS or more
+MOST_CHUNKS, FEWEST_STEPS = 6, 12  # steps of 64 channels each
 CHUNK_STEPS = 30  # fewest steps in a chunk, of 64 channels each
 FLOAT32_CHUNK_STEPS = 4  # of 32 channels each: the error of one long float32 sum would be three times cuDNN's
 
 
-def descriptor_tiles(out_channels: int, whole: bool, fp8: bool) -> list[ConvTile]:
+def descriptor_tiles(out_channels: int, whole: bool, fp8: bool, *, in_chunks: bool) -> list[ConvTile]:
     """Return the tiles to choose among when descriptors load.
 
     In fp8 each step is added to the float32 sum on its own, so all tiles have steps of the same length.
 
     Args:
         whole: whether steps of 128 channels waste none.
+        in_chunks: whether the sum has chunks that the program which arrives last may add.
     """
     if fp8:
         tiles = [tile._replace(block=128 if whole else 64) for tile in FP8_TILES]
     else:
-        tiles = [tile for tile in TILES if tile.block == 64 or whole]
+        tiles = [tile for tile in TILES + CHUNK_TILES * in_chunks if tile.block == 64 or whole]
     return [tile for tile in tiles if tile.channels <= max(64, out_channels)]
 
 

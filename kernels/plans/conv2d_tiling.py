@@ -12,14 +12,18 @@ from fastdiff.kernels.host.recording import describe
 from fastdiff.kernels.plans.choices import first
 from fastdiff.kernels.plans.conv2d_problem import Problem
 from fastdiff.kernels.plans.conv2d_tiles import (
+    ARRIVAL_MICROSECONDS,
     CHUNK_MICROSECONDS,
     CHUNK_STEPS,
+    FEWEST_STEPS,
     FLAT_TILES,
     FLOAT32_CHUNK_STEPS,
     FLOAT32_TILES,
+    LARGEST_CHUNKED,
     LARGEST_NORMALISED,
     LONGEST_ROW,
     M_SIDE,
+    MOST_CHUNKS,
     MOST_FILLED,
     NARROW_TILES,
     POINTER_ROW_MEMORY,
@@ -47,16 +51,17 @@ class ConvTiling(NamedTuple):
     tile_width: int  # columns of a tile; rows, then pictures, fill the rest
     moments: int  # pixels in a moments tile, which has one mean and M2 for each channel
     tile: ConvTile
-    chunks: int  # of the sum over k
+    chunks: int  # of the sum over k of each input
     steps: int  # per chunk
-    spread: bool  # whether a program computes one chunk instead of all
+    spread: bool  # whether each chunk has its own program, and a shortcut that joins the sum too
     obstacle: str = ""  # why descriptors cannot load
     may_store: bool = True  # whether descriptors may store
+    apart: bool = False  # whether `sum_chunks` adds the chunks of programs; otherwise the one that arrives last
 
     def describe(self) -> str:
         tile = f"{self.tile.pixels} pixels x {self.tile.channels} channels a program"
         loads = "by descriptors" if self.descriptors else f"by pointers ({self.obstacle})"
-        spread = f", sum in {self.chunks} parts" if self.spread else ""
+        spread = f", {self.chunks} programs for the sum of an input" if self.spread else ""
         return f"{loads}, {tile}{spread}"
 
     @property
@@ -68,7 +73,8 @@ class ConvTiling(NamedTuple):
     def with_candidate(self, candidate: Candidate) -> "ConvTiling":
         """Return the tiling with another candidate, one of `alternatives`."""
         pixels, channels, block, warps, stages, spread = candidate
-        swap = self.tile.swap and (channels >= M_SIDE or self.tile.channels < M_SIDE)
+        may_swap = self.tile.swap or (self.descriptors and self.chunks > 1)  # not every tile for chunks is swapped
+        swap = may_swap and (channels >= M_SIDE or (self.tile.swap and self.tile.channels < M_SIDE))
         tile = self.tile._replace(pixels=pixels, channels=channels, block=block, warps=warps, stages=stages, swap=swap)
         return self._replace(tile=tile, steps=self.steps * self.tile.block // block, spread=spread)
 
@@ -79,6 +85,10 @@ class ConvTiling(NamedTuple):
         if self.descriptors or self.rows == 1:
             height = min(height, _power_of_two_in(self.rows))
         return self.tile.pixels // (height * self.tile_width), height, self.tile_width
+
+    @property
+    def _stores_chunks(self) -> bool:
+        return self.spread and self.apart
 
     @property
     def moments_tile(self) -> tuple[int, int]:
@@ -96,14 +106,14 @@ class ConvTiling(NamedTuple):
 
     def residual_by_descriptor(self, problem: Problem) -> bool:
         fits = problem.itemsize == 2 and problem.out_channels % 8 == 0
-        return self.descriptors and not self.spread and problem.mode != "up" and fits
+        return self.descriptors and not self._stores_chunks and problem.mode != "up" and fits
 
     def stores_by_descriptor(self, problem: Problem) -> bool:
         """Whether the copy engine stores the output tiles. For tiles of 8 warps it was slower."""
         whole = self.descriptors or self.rows * self.columns == problem.pixels
         unit = self.tile.channels if self.descriptors and problem.mode == "up" else 8
         fits = whole and problem.itemsize == 2 and problem.out_channels % unit == 0
-        return fits and self.may_store and not self.spread and self.tile.warps == 4
+        return fits and self.may_store and not self._stores_chunks and self.tile.warps == 4
 
     def normalises(self, problem: Problem) -> bool:
         """Whether a program computes whole groups of whole pictures. Depends only on the picture's shape."""
@@ -111,13 +121,22 @@ class ConvTiling(NamedTuple):
             whole = self.moments >= problem.pixels and not self.spread
         else:
             patch = self.tile_width * _power_of_two_in(self.rows)
-            whole = self.descriptors and self.chunks == 1 and patch == problem.pixels <= LARGEST_NORMALISED
+            whole = self.descriptors and not self.apart and patch == problem.pixels <= LARGEST_NORMALISED
             whole = whole and problem.out_channels > NARROW_TILES[0].channels
         return whole and WIDEST_GROUP % problem.group == 0
+
+    def parts(self, problem: Problem) -> int:
+        """Return the number of chunks of all inputs."""
+        return self.chunks * len(problem.channels)
 
     def least_pixels(self, problem: Problem) -> int:
         """Return the fewest pixels of a tile: a moments tile, or a whole picture if the program normalises."""
         return problem.pixels if problem.group and self.normalises(problem) else self.moments
+
+    def fits(self, problem: Problem) -> bool:
+        """Whether the tile has whole tiles of moments, or whole groups of whole pictures if the program normalises."""
+        narrow = self.tile.channels < problem.group and self.normalises(problem)
+        return self.tile.pixels >= self.least_pixels(problem) and not narrow
 
     def programs(self, problem: Problem) -> int:
         """Return the number of programs for one chunk (`spread`), or for all chunks."""
@@ -169,7 +188,9 @@ def _descriptor_tiling(problem: Problem, rows: int, columns: int, tile_width: in
     moments = min(tile_width * _power_of_two_in(rows), max(tile_width, most))
     block = 32 if problem.mode == "down" and problem.channels[0] % 64 else 64
     depth = _depth(problem, block)
-    chunks = depth // CHUNK_STEPS if _may_chunk(problem) and depth >= 4 * CHUNK_STEPS else 1
+    apart = _may_chunk(problem) and depth >= 4 * CHUNK_STEPS
+    small = problem.pixels <= LARGEST_CHUNKED and not problem.row
+    chunks = depth // CHUNK_STEPS if apart else min(MOST_CHUNKS, depth // FEWEST_STEPS) or 1 if small else 1
     steps = depth if chunks == 1 else -(-depth // (2 * chunks)) * 2  # even, for tiles with twice the block
     chunks = -(-depth // steps)
     if problem.out_channels <= NARROW_TILES[0].channels:
@@ -178,13 +199,14 @@ def _descriptor_tiling(problem: Problem, rows: int, columns: int, tile_width: in
         tiles = [measured]
     else:
         whole = block == 64 and all(channels % 128 == 0 for channels in problem.channels)
-        tiles = descriptor_tiles(problem.out_channels, whole, problem.fp8)
+        tiles = descriptor_tiles(problem.out_channels, whole, problem.fp8, in_chunks=chunks > 1 and not apart)
+    grid = rows, columns, tile_width
     tilings = [
-        ConvTiling(True, False, rows, columns, tile_width, moments, tile, chunks, steps * 64 // tile.block, spread)
+        ConvTiling(True, False, *grid, moments, tile, chunks, steps * 64 // tile.block, spread, apart=apart)
         for tile in tiles
         for spread in ((False, True) if chunks > 1 else (False,))
     ]
-    fitting = [tiling for tiling in tilings if tiling.tile.pixels >= tiling.least_pixels(problem)]
+    fitting = [tiling for tiling in tilings if tiling.fits(problem)]
     best = min(fitting, key=lambda tiling: _microseconds(tiling, problem, multiprocessors))
     return best._replace(tile=best.tile._replace(block=best.tile.block * block // 64))
 
@@ -294,12 +316,14 @@ def alternatives(tiling: ConvTiling, problem: Problem) -> list[Candidate]:
 def _microseconds(tiling: ConvTiling, problem: Problem, multiprocessors: int) -> float:
     """Estimate the time of a tiling with descriptors from its tile's times."""
     tile = tiling.tile
-    parts = tiling.chunks if tiling.spread else 1
+    parts = tiling.parts(problem) if tiling.spread else 1
     most = -(-tiling.programs(problem) * parts // multiprocessors)  # programs of the busiest multiprocessor
     steps = problem.taps * sum(-(-channels // 64) for channels in problem.channels) / parts
     alone, busy = (steps * step + rest for step, rest in (tile.alone, tile.busy))
     rounds = -(-most // tile.resident)
-    extra = SUM_MICROSECONDS if tiling.spread else rounds * CHUNK_MICROSECONDS * (tiling.chunks - 1)
+    arrival = ARRIVAL_MICROSECONDS[0] + ARRIVAL_MICROSECONDS[1] * tile.pixels * tile.channels
+    border = CHUNK_MICROSECONDS[tile.holds_two_sums] * (tiling.parts(problem) - 1)
+    extra = rounds * border if not tiling.spread else SUM_MICROSECONDS if tiling.apart else arrival
     return max(rounds * alone, most * busy) + extra
 
 
@@ -317,7 +341,9 @@ def _pointer_tiling(problem: Problem, multiprocessors: int) -> ConvTiling:
     elif _may_chunk(problem) and depth >= 8 * CHUNK_STEPS:
         steps, spread = 2 * CHUNK_STEPS, 2 * _programs(tile, problem) <= multiprocessors
     rows = -(-problem.pixels // moments)
-    return ConvTiling(False, flat, rows, moments, moments, moments, tile, -(-depth // steps), steps, spread)
+    return ConvTiling(
+        False, flat, rows, moments, moments, moments, tile, -(-depth // steps), steps, spread, apart=spread
+    )
 
 
 def _first_busy(tiles: tuple[ConvTile, ...], problem: Problem, multiprocessors: int) -> ConvTile:

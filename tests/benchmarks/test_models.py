@@ -208,7 +208,6 @@ def test_the_profile_of_a_forward(harness, load, monkeypatch):
     ("kernel", "expected"),
     [
         ("conv_by_pointers", "convolutions"),
-        ("sum_chunks", "convolutions"),
         ("layer_norm_kernel", "norms"),
         ("attention_kernel", "attention"),
         ("denoise_kernel", "others"),

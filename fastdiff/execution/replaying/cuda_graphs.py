@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fastdiff.execution.replaying.trees import Fixed, Function, Tensors, chosen, map_tensors, plain
+from fastdiff.kernels.host.arrivals import new_counters, with_counters
 from fastdiff.kernels.host.compiling import only_compiling
 from fastdiff.kernels.host.recording import recorder
 
@@ -50,12 +51,14 @@ class _Graph:
         self.inputs = map_tensors(lambda each: each.clone(memory_format=torch.contiguous_format), plain(inputs))
         self.held = [_reference(each) for each in inputs]  # to what was copied last, if it is fixed
         self.graph = torch.cuda.CUDAGraph()
+        self.counters = new_counters(self.inputs[0].device)
         self.idle = torch.cuda.Event()
         torch.cuda.current_stream().synchronize()
         stream = torch.cuda.Stream()  # torch's default capture stream is on the device of the process's first capture
         capturing = torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local")
         # A failed capture may leave its stream as the current stream.
-        with without_garbage_collection(), torch.cuda.stream(torch.cuda.current_stream()), capturing:
+        counting = with_counters(self.counters)
+        with without_garbage_collection(), torch.cuda.stream(torch.cuda.current_stream()), capturing, counting:
             self.outputs = function(*self.inputs)
 
     def replay(self, inputs: tuple[Tensors | Fixed, ...], wanted: Container[int] | None) -> Any:

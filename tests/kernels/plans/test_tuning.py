@@ -137,6 +137,10 @@ ON_GPU: dict[str, Callable] = {
     "conv2d-C256-H16": lambda n, draw: conv(n, 16, 256, 256, draw=draw, temb=draw(n, 256)),
     "conv2d-C256-H8-norm": lambda n, draw: conv(n, 8, 256, 256, draw=draw, norm=Norm(32)),
     "conv2d-C256-H4-norm": lambda n, draw: conv(n, 4, 256, 256, draw=draw, norm=Norm(32)),
+    "conv2d-C512-H4-norm": lambda n, draw: conv(n, 4, 512, 256, draw=draw, norm=Norm(32)),
+    "conv2d-C256-H8-shortcut": lambda n, draw: conv(
+        n, 8, 256, 256, draw=draw, shortcut=Shortcut(draw(n, 8, 8, 512), draw(256, 512, 1, 1) / 16)
+    ),
     "conv2d-C1280-H8": lambda n, draw: conv(n, 8, 1280, 1280, draw=draw),
     "conv2d-C256-H16-up": lambda n, draw: conv(n, 16, 256, 256, draw=draw, upsample=True),
     "conv2d-row-C256": lambda n, draw: conv(n, 32, 256, 256, draw=draw, kernel=5, norm=Norm(8)),
