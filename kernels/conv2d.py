@@ -349,14 +349,15 @@ def _launch_products(
 
 
 def _shortcut_arguments(problem: Problem, tiling: ConvTiling, shortcut: Shortcut | None) -> dict[str, Any]:
+    names = ("shortcut_desc", "shortcut2_desc", "shortcut_w_desc", "shortcut")
     block = tiling.tile.block // 2 if problem.fp8 else tiling.tile.block  # equal bytes: a shortcut is 16-bit
     if shortcut is None:
-        return {"shortcut_descs": (None,) * 3, "shortcut": (None,) * 3, "SHORTCUT_BK": block}
+        return dict.fromkeys(names[:3]) | {"shortcut": (None, None, None), "SHORTCUT_BK": block}
     parts = parts_of(shortcut.x)
     x, x2 = (*(descriptor(part, [*tiling.tile_shape, block]) for part in parts), None)[:2]
     weight = descriptor(shortcut.weight.flatten(1), [tiling.tile.channels, block])
     rest = shortcut.bias, parts[0].shape[3], sum(part.shape[3] for part in parts[1:])
-    return {"shortcut_descs": (x, x2, weight), "shortcut": rest, "SHORTCUT_BK": block}
+    return dict(zip(names, (x, x2, weight, rest), strict=True)) | {"SHORTCUT_BK": block}
 
 
 def _norm_arguments(problem: Problem, tiling: ConvTiling, norm: GroupNormCall | None) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def _part_by_descriptors(
 @triton.jit(do_not_specialize=SIZES)
 def conv_by_descriptors(
     y, moments, partial_ptr, arrived_ptr, x_desc, x2_desc, w_desc, w_ptr, scales, residual,
-    shortcut_descs, shortcut, epilogue,
+    shortcut_desc, shortcut2_desc, shortcut_w_desc, shortcut, epilogue,
     norm, norm_scale_stride, norm_shift_stride, norm_temb, norm_residual, norm_temb_stride,
     pictures, rows, columns, pixels, pad_top, pad_left, steps, channels, channels2, out_channels,
     KH: tl.constexpr, KW: tl.constexpr, MODE: tl.constexpr, CHUNKS: tl.constexpr, SWAP: tl.constexpr,
@@ -197,7 +197,7 @@ def conv_by_descriptors(
 
     NORM: the group width of the norm in the epilogue, for which a program holds all pixels of a picture; or 0.
     partial_ptr, arrived_ptr: see `arrives_last`, if each part of the sum has its own program; otherwise None.
-    scales: see `rescale`. shortcut_descs: see `_add_shortcut`.
+    scales: see `rescale`.
     moments: pointers to mean and M2. epilogue: pointers to bias and temb, the stride of temb, the scale.
     shortcut: pointer to its bias, and the channels of its one or two inputs. norm: the first five of `Affine`.
     norm_temb and norm_residual are added after the norm's activation.
@@ -217,6 +217,7 @@ def conv_by_descriptors(
         addend += load_addend(shortcut[0], None, 0, place, sizes, tile)
     after = load_addend(None, norm_temb, norm_temb_stride, place, sizes, tile)
     zeros = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
+    shortcut_descs = (shortcut_desc, shortcut2_desc, shortcut_w_desc)
     source, source2 = Source(x_desc, channels, 0), Source(x2_desc, channels2, channels)
     weight = Weight(w_desc, channels + channels2)
     SUMS: tl.constexpr = CHUNKS if x2_desc is None else 2 * CHUNKS

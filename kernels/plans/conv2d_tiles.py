@@ -49,12 +49,15 @@ TILES = (
     ConvTile(64, 64, 64, warps=4, stages=5, resident=2, alone=(0.17, 3.2), busy=(0.14, 1.6)),
     ConvTile(64, 64, 128, warps=4, stages=6, resident=1, alone=(0.075, 3.9), busy=(0.13, 2.5)),
 )
-# For sums in chunks. A small tile has few numbers to pass on to the program that adds the chunks.
-CHUNK_TILES = (
-    ConvTile(128, 128, 64, warps=8, stages=4, resident=1, alone=(0.34, 4.5), busy=(0.34, 4.5)),
-    ConvTile(64, 16, 128, warps=4, stages=4, swap=False, resident=2, alone=(0.07, 2.9), busy=(0.04, 1.6)),
-    ConvTile(16, 64, 128, warps=4, stages=4, resident=2, alone=(0.07, 2.9), busy=(0.04, 1.6)),
+# For sums in chunks, each from its own program. Small tiles pass few numbers on to the program that arrives last. The
+# times are fitted to convolutions of 256 and 512 channels.
+ARRIVAL_TILES = (
+    ConvTile(16, 64, 128, warps=4, stages=4, resident=2, alone=(0.07, 3.4), busy=(0.04, 2.6)),
+    ConvTile(64, 16, 128, warps=4, stages=4, swap=False, resident=2, alone=(0.07, 4.5), busy=(0.04, 3.0)),
+    ConvTile(64, 32, 128, warps=4, stages=4, swap=False, resident=2, alone=(0.07, 4.0), busy=(0.04, 2.2)),
 )
+# For the same sums, all chunks in one program.
+CHUNK_TILE = ConvTile(128, 128, 64, warps=8, stages=4, resident=1, alone=(0.34, 4.5), busy=(0.34, 4.5))
 WIDE_TILE = ConvTile(256, 64, 64, warps=4, stages=2, resident=2, alone=(0.51, 5.1), busy=(0.47, 3.4))
 # Descriptors, fp8. The times were not measured: they assume half of the 16-bit time for a step, and the same for the
 # rest.
@@ -64,7 +67,7 @@ FP8_TILES = (
     ConvTile(64, 64, 128, warps=4, stages=6, resident=2, alone=(0.08, 3.2), busy=(0.07, 1.6)),
 )
 SUM_MICROSECONDS = 3.0  # of `sum_chunks`
-ARRIVAL_MICROSECONDS = 0.2, 0.0008  # of the program that arrives last: at least, and for each number in its tile
+ARRIVAL_MICROSECONDS = 0.2, 0.00017  # of the program that arrives last: at least, and for each number that it adds
 CHUNK_MICROSECONDS = {True: 0.26, False: 0.7}  # of each further chunk in a program; whether it holds two sums
 # Up to 16 output channels, as in the last convolution of a U-Net: the first tile that fills the card, otherwise the
 # last. No measurement is kept for these tiles and all numbers below, except for the chunks in float32.
@@ -111,25 +114,26 @@ MOST_FILLED = 2048  # most pixels in the tiles of one picture, if they are full 
 SMALL_PICTURE = 256  # most pixels in a picture for which k may be cut into chunks
 SMALL_MOMENTS = 64  # most pixels in a moments tile of such a picture
 LARGEST_NORMALISED = 64  # most pixels in a picture that a program computes whole and may normalise
-LARGEST_CHUNKED = 64  # most pixels in a picture for which k is cut into MOST_CHUNKS chunks of FEWEST_STEPS or more
-MOST_CHUNKS, FEWEST_STEPS = 6, 12  # steps of 64 channels each
+# Other small pictures: up to that many pixels, k is cut if its sum over all inputs has at least that many steps of 64
+# channels. Each input has up to MOST_CHUNKS chunks of at least FEWEST_STEPS steps.
+CHUNKED = ((16, 24), (64, 72))
+MOST_CHUNKS, FEWEST_STEPS = 6, 12
 CHUNK_STEPS = 30  # fewest steps in a chunk, of 64 channels each
 FLOAT32_CHUNK_STEPS = 4  # of 32 channels each: the error of one long float32 sum would be three times cuDNN's
 
 
-def descriptor_tiles(out_channels: int, whole: bool, fp8: bool, *, in_chunks: bool) -> list[ConvTile]:
+def descriptor_tiles(out_channels: int, whole: bool, fp8: bool) -> list[ConvTile]:
     """Return the tiles to choose among when descriptors load.
 
     In fp8 each step is added to the float32 sum on its own, so all tiles have steps of the same length.
 
     Args:
         whole: whether steps of 128 channels waste none.
-        in_chunks: whether the sum has chunks that the program which arrives last may add.
     """
     if fp8:
         tiles = [tile._replace(block=128 if whole else 64) for tile in FP8_TILES]
     else:
-        tiles = [tile for tile in TILES + CHUNK_TILES * in_chunks if tile.block == 64 or whole]
+        tiles = [tile for tile in TILES if tile.block == 64 or whole]
     return [tile for tile in tiles if tile.channels <= max(64, out_channels)]
 
 

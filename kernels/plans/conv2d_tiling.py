@@ -13,13 +13,15 @@ from fastdiff.kernels.plans.choices import first
 from fastdiff.kernels.plans.conv2d_problem import Problem
 from fastdiff.kernels.plans.conv2d_tiles import (
     ARRIVAL_MICROSECONDS,
+    ARRIVAL_TILES,
     CHUNK_MICROSECONDS,
     CHUNK_STEPS,
+    CHUNK_TILE,
+    CHUNKED,
     FEWEST_STEPS,
     FLAT_TILES,
     FLOAT32_CHUNK_STEPS,
     FLOAT32_TILES,
-    LARGEST_CHUNKED,
     LARGEST_NORMALISED,
     LONGEST_ROW,
     M_SIDE,
@@ -189,22 +191,23 @@ def _descriptor_tiling(problem: Problem, rows: int, columns: int, tile_width: in
     block = 32 if problem.mode == "down" and problem.channels[0] % 64 else 64
     depth = _depth(problem, block)
     apart = _may_chunk(problem) and depth >= 4 * CHUNK_STEPS
-    small = problem.pixels <= LARGEST_CHUNKED and not problem.row
-    chunks = depth // CHUNK_STEPS if apart else min(MOST_CHUNKS, depth // FEWEST_STEPS) or 1 if small else 1
+    chunks = depth // CHUNK_STEPS if apart else _chunks(problem, depth)
     steps = depth if chunks == 1 else -(-depth // (2 * chunks)) * 2  # even, for tiles with twice the block
     chunks = -(-depth // steps)
+    whole = block == 64 and all(channels % 128 == 0 for channels in problem.channels)
     if problem.out_channels <= NARROW_TILES[0].channels:
         tiles = [_first_busy(NARROW_TILES, problem, multiprocessors)]
     elif (measured := _measured_tile(problem)) is not None:
         tiles = [measured]
     else:
-        whole = block == 64 and all(channels % 128 == 0 for channels in problem.channels)
-        tiles = descriptor_tiles(problem.out_channels, whole, problem.fp8, in_chunks=chunks > 1 and not apart)
+        tiles = descriptor_tiles(problem.out_channels, whole, problem.fp8)
+    kinds = [(tile, spread) for tile in tiles for spread in ((False, True) if chunks > 1 else (False,))]
+    if chunks > 1 and not apart and len(tiles) > 1 and not problem.fp8:
+        kinds += [(CHUNK_TILE, False), *((tile, True) for tile in ARRIVAL_TILES if whole)]
     grid = rows, columns, tile_width
     tilings = [
         ConvTiling(True, False, *grid, moments, tile, chunks, steps * 64 // tile.block, spread, apart=apart)
-        for tile in tiles
-        for spread in ((False, True) if chunks > 1 else (False,))
+        for tile, spread in kinds
     ]
     fitting = [tiling for tiling in tilings if tiling.fits(problem)]
     best = min(fitting, key=lambda tiling: _microseconds(tiling, problem, multiprocessors))
@@ -321,7 +324,7 @@ def _microseconds(tiling: ConvTiling, problem: Problem, multiprocessors: int) ->
     steps = problem.taps * sum(-(-channels // 64) for channels in problem.channels) / parts
     alone, busy = (steps * step + rest for step, rest in (tile.alone, tile.busy))
     rounds = -(-most // tile.resident)
-    arrival = ARRIVAL_MICROSECONDS[0] + ARRIVAL_MICROSECONDS[1] * tile.pixels * tile.channels
+    arrival = ARRIVAL_MICROSECONDS[0] + ARRIVAL_MICROSECONDS[1] * tile.pixels * tile.channels * parts
     border = CHUNK_MICROSECONDS[tile.holds_two_sums] * (tiling.parts(problem) - 1)
     extra = rounds * border if not tiling.spread else SUM_MICROSECONDS if tiling.apart else arrival
     return max(rounds * alone, most * busy) + extra
@@ -361,6 +364,15 @@ def _tile_channels(problem: Problem) -> int:
 
 def _may_chunk(problem: Problem) -> bool:
     return len(problem.channels) == 1 and problem.pixels <= SMALL_PICTURE
+
+
+def _chunks(problem: Problem, depth: int) -> int:
+    """Return the number of chunks of each input's sum, which the program that arrives last may add."""
+    steps = problem.taps * sum(-(-channels // 64) for channels in problem.channels)
+    fewest = next((fewest for pixels, fewest in CHUNKED if problem.pixels <= pixels), None)
+    if fewest is None or steps < fewest or problem.row:
+        return 1
+    return max(1, min(MOST_CHUNKS, depth // FEWEST_STEPS))
 
 
 def _depth(problem: Problem, block: int, flat: bool = False) -> int:
