@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastdiff.kernels.from_int8 import as_loaded
 from fastdiff.kernels.group_norm import GroupNormCall, affine_arguments, after_arguments, group_norm
-from fastdiff.kernels.host.arrivals import counters
+from fastdiff.kernels.host.arrivals import parts_memory
 from fastdiff.kernels.host.calls import PartsCall, check_pictures, parts_of
 from fastdiff.kernels.host.launching import (
     DTYPES,
@@ -31,7 +31,7 @@ from fastdiff.kernels.plans import cpu
 from fastdiff.kernels.plans import hopper_conv2d as on_hopper
 from fastdiff.kernels.plans.choices import convolution_plan
 from fastdiff.kernels.plans.conv2d_problem import Problem
-from fastdiff.kernels.plans.conv2d_tiles import SUM_CHANNELS, ConvTile
+from fastdiff.kernels.plans.conv2d_tiles import SUM_CHANNELS
 from fastdiff.kernels.plans.conv2d_tiling import ConvTiling, make_tiling, tuned_tiling
 from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.kernels.to_fp8 import as_multiplied, to_fp8
@@ -211,13 +211,13 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
         moments = _empty_moments(problem, tiling, device) if self.moments or (after and not normed) else None
         outputs = (y, None if moments is None else (moments.mean, moments.m2))
         epilogue = _epilogue(bias, self.temb, self.output_scale)
-        if tiling.spread and tiling.apart:
+        if tiling.stores_chunks:
             partial = torch.empty(tiling.chunks, *problem.out_shape, dtype=torch.float32, device=device)
             _launch_products(problem, tiling, (partial, None), parts, filters, (None, None), _epilogue(), None)
             _launch_sum(problem, tiling, outputs, partial, scales, epilogue, residual)
         else:
-            fused = (shortcut, after if normed else None)
-            _launch_products(problem, tiling, outputs, parts, filters, scales, epilogue, residual, *fused)
+            after = after if normed else None
+            _launch_products(problem, tiling, outputs, parts, filters, scales, epilogue, residual, shortcut, after)
         if self.norm is not None and not normed:
             return group_norm(y, moments=moments, **self.norm._asdict())
         return (y, moments) if self.moments else y
@@ -232,10 +232,9 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
         }  # fmt: skip
 
     def hopper_plan(self) -> str | None:
-        facts = self.facts()
-        sizes = facts["mode"], facts["pixels"], facts["channels"]
-        named = convolution_plan(*sizes, shortcut=facts["shortcut"], format=facts["format"])
-        return named if facts["filter"] == "3x3" else None
+        given = self.facts()
+        names = ("mode", "pixels", "channels", "shortcut", "format")
+        return convolution_plan(**{name: given[name] for name in names}) if given["filter"] == "3x3" else None
 
     def hopper_obstacle(self) -> str | None:
         return self._hopper_inputs(self.parts, weight_memory(self.weight), (None, None)).obstacle()
@@ -280,10 +279,9 @@ def _descriptor_obstacle(loaded: tuple[Tensor, ...]) -> str | None:
     """Say why tensor descriptors cannot load these tensors at any size, or return None."""
     if not has_descriptors(loaded[0].device):
         return "sm_{}{}".format(*capability(loaded[0].device))
-    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in loaded)
     if any(tensor.itemsize == 1 and tensor[0].numel() % 16 for tensor in loaded):
         return "the 8-bit weights of a channel are not a multiple of 16 bytes"
-    return None if aligned else "an address is not a multiple of 16 bytes"
+    return None if all(each.data_ptr() % 16 == 0 for each in loaded) else "an address is not a multiple of 16 bytes"
 
 
 def _fuses(problem: Problem, tiling: ConvTiling, shortcut: Shortcut) -> bool:
@@ -317,18 +315,16 @@ def _launch_products(
 
     weight, tile, (left, _, top, _) = filters.values, tiling.tile, problem.padding
     pictures, tile_height, tile_width = tiling.tile_shape
-    apart = tiling.spread and tiling.apart
-    each = tiling.parts(problem) + (shortcut is not None) if tiling.spread else 1  # programs of a tile
-    grid = (tiling.programs(problem), each)
+    grid = tiling.programs(problem), tiling.parts(problem) + (shortcut is not None) if tiling.spread else 1
     arguments: dict[str, Any] = dict(
         epilogue=epilogue, **_norm_arguments(problem, tiling, norm), pictures=problem.pictures, rows=tiling.rows,
         pixels=problem.pixels, pad_top=top, pad_left=left, steps=tiling.steps, channels=problem.channels[0],
         channels2=sum(problem.channels[1:]), out_channels=problem.out_channels,
-        KH=problem.kernel[0], KW=problem.kernel[1], MODE=problem.mode, CHUNKS=1 if apart else tiling.chunks,
-        SWAP=tile.swap, BI=pictures, BH=tile_height, BW=tile_width, BN=tile.channels, BK=tile.block,
+        KH=problem.kernel[0], KW=problem.kernel[1], MODE=problem.mode, SWAP=tile.swap, BI=pictures, BH=tile_height,
+        BW=tile_width, BN=tile.channels, BK=tile.block, CHUNKS=1 if tiling.stores_chunks else tiling.chunks,
         num_warps=tile.warps, num_stages=tile.stages, fp_fusion=False,
     )  # fmt: skip
-    memory = _memory_of_parts(tile, grid, weight.device) if tiling.spread and not apart else (None, None)
+    memory = parts_memory(*grid, tile.pixels * tile.channels, weight.device) if tiling.arrives else (None, None)
     if tiling.stores_by_descriptor(problem):
         outputs = _output_descriptor(problem, tiling, outputs[0]), outputs[1]
     if not tiling.descriptors:
@@ -340,11 +336,10 @@ def _launch_products(
     if residual is not None and tiling.residual_by_descriptor(problem):
         residual = _output_descriptor(problem, tiling, residual)
     x, x2 = (*_input_descriptors(problem, tiling, parts), None)[:2]
-    w_desc = descriptor(weight.flatten(1), [tiling.tile.channels, tiling.tile.block])
     launch(
-        conv_by_descriptors, grid, *outputs, *memory, x, x2, w_desc, weight, scales, residual, **arguments,
-        **_shortcut_arguments(problem, tiling, shortcut), columns=tiling.columns, MOMENTS=tiling.moments,
-        APART=apart,
+        conv_by_descriptors, grid, *outputs, *memory, x, x2, descriptor(weight.flatten(1), [tile.channels, tile.block]),
+        weight, scales, residual, **arguments, **_shortcut_arguments(problem, tiling, shortcut), columns=tiling.columns,
+        MOMENTS=tiling.moments, APART=tiling.stores_chunks,
     )  # fmt: skip
 
 
@@ -387,12 +382,6 @@ def _output_descriptor(problem: Problem, tiling: ConvTiling, y: Tensor) -> Any:
         return descriptor(y, [pictures, height, 1, width, tiling.tile.channels])
     y = y.view(problem.pictures, tiling.rows, tiling.columns, problem.out_channels)
     return descriptor(y, [pictures, height, width, tiling.tile.channels])
-
-
-def _memory_of_parts(tile: ConvTile, grid: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return memory for the parts of all tiles, and a counter for each tile."""
-    partial = torch.empty(*grid, tile.pixels * tile.channels, dtype=torch.float32, device=device)
-    return partial, counters(grid[0], device)
 
 
 def _launch_sum(

@@ -26,7 +26,7 @@ from fastdiff.sampler_names import A1111_NAMES
 
 T = TypeVar("T")
 SCHEMA = 1
-NUMERICS = 2  # goes up when the bits of pictures change; a PNG without it has 1
+NUMERICS = 3  # goes up when the bits of pictures change; a PNG without it has 1
 MAX_TEXT = 2**20  # bytes of one text chunk, before and after decompression
 MAX_CHUNKS = 2**20
 MAX_INPUT = 2**26  # bytes of a picture inside a PNG

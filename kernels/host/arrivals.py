@@ -42,3 +42,8 @@ def counters(count: int, device: torch.device) -> Tensor:
     if stream not in _of_stream:
         _of_stream[stream] = new_counters(device)
     return _of_stream[stream]
+
+
+def parts_memory(tiles: int, parts: int, numbers: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return memory for the parts of all tiles, (tiles, parts, numbers) float32, and a counter for each tile."""
+    return torch.empty(tiles, parts, numbers, dtype=torch.float32, device=device), counters(tiles, device)

@@ -89,8 +89,14 @@ class ConvTiling(NamedTuple):
         return self.tile.pixels // (height * self.tile_width), height, self.tile_width
 
     @property
-    def _stores_chunks(self) -> bool:
+    def stores_chunks(self) -> bool:
+        """Whether programs store chunks for `sum_chunks`."""
         return self.spread and self.apart
+
+    @property
+    def arrives(self) -> bool:
+        """Whether the program of a tile that arrives last adds the chunks of all."""
+        return self.spread and not self.apart
 
     @property
     def moments_tile(self) -> tuple[int, int]:
@@ -108,14 +114,14 @@ class ConvTiling(NamedTuple):
 
     def residual_by_descriptor(self, problem: Problem) -> bool:
         fits = problem.itemsize == 2 and problem.out_channels % 8 == 0
-        return self.descriptors and not self._stores_chunks and problem.mode != "up" and fits
+        return self.descriptors and not self.stores_chunks and problem.mode != "up" and fits
 
     def stores_by_descriptor(self, problem: Problem) -> bool:
         """Whether the copy engine stores the output tiles. For tiles of 8 warps it was slower."""
         whole = self.descriptors or self.rows * self.columns == problem.pixels
         unit = self.tile.channels if self.descriptors and problem.mode == "up" else 8
         fits = whole and problem.itemsize == 2 and problem.out_channels % unit == 0
-        return fits and self.may_store and not self._stores_chunks and self.tile.warps == 4
+        return fits and self.may_store and not self.stores_chunks and self.tile.warps == 4
 
     def normalises(self, problem: Problem) -> bool:
         """Whether a program computes whole groups of whole pictures. Depends only on the picture's shape."""

@@ -42,13 +42,15 @@ def test_a_program_for_each_chunk(case, normed, dot_dtype, device, runs_triton, 
         pytest.skip("only with descriptors")
     args, options = case.inputs(dot_dtype, device)
     options |= {"norm": Norm(8, activation="silu")} if normed else {"moments": True}
-    outputs = []
+    outputs, zeros = [], arrivals.new_counters(args[1].device)
     for spread in (False, True):
         found = launched(monkeypatch, spread=spread)
         for _ in range(REPEATS if device.type == "cuda" and spread else 1):
-            made = conv2d.kernel(*args, **options)
+            with arrivals.with_counters(zeros):
+                made = conv2d.kernel(*args, **options)
             outputs.append([made] if normed else [made[0], made[1].mean, made[1].m2])
         assert found[0].chunks > 1 and not found[0].apart and found[0].spread is spread
+    assert not zeros.any()
     for each in outputs:
         assert all(map(torch.equal, each, outputs[0]))
     given = {name: value for name, value in options.items() if name != "moments"}

@@ -1,5 +1,6 @@
 """Tilings of convolutions: what holds for every batch."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -52,6 +53,22 @@ def test_smaller_tiles_of_moments_leave_whole_pictures_to_a_norm_in_the_convolut
         assert tiling.normalises(normed) and tiling.tile.pixels >= 64 and tiling.moments == moments
         assert min(candidate.pixels for candidate in alternatives(tiling, normed)) == 64
         assert min(candidate.pixels for candidate in alternatives(tiling, plain)) == moments
+
+
+CHUNKS = [
+    (4, (128,), 1), (4, (192,), 2), (4, (256,), 3), (4, (256, 256), 3),
+    (8, (256,), 1), (8, (256, 256), 3), (8, (512,), 6), (8, (1280,), 6), (8, (1280, 1280), 6),
+    (16, (512,), 1), (16, (1280,), 6), (16, (1280, 1280), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("side", "channels", "chunks"), CHUNKS)
+def test_chunks_follow_from_the_picture_alone(side, channels, chunks):
+    for pictures in (1, 2, 8, 64, 512):
+        problem = replace(square(pictures, side, 256), channels=channels)
+        tiling = make_tiling(problem, obstacle=None, multiprocessors=132)
+        assert tiling.chunks == chunks, tiling
+        assert tiling.apart == (channels == (1280,)) and (chunks > 1 or not tiling.spread)
 
 
 def test_groups_that_no_program_has_whole_are_normalised_by_another_kernel():
