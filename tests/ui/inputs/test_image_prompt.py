@@ -125,6 +125,24 @@ def test_an_image_encoder_elsewhere_is_found_and_named(picture, command, style):
     assert mine.path.read_bytes() == command(*flags, files={"style.png": png_file((41, 33), seed=3)}).read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("asked", "flags"),
+    [
+        ({"ip_adapter": PLUS, "precision": "int8"}, ["--ip-adapter", PLUS, "--precision", "int8"]),
+        (
+            {"ip_adapter": XL, "model": "./text/sdxl"},
+            ["--ip-adapter", XL, "-m", "./text/sdxl", "--image-encoder", "./ip/image_encoder"],
+        ),
+    ],
+    ids=["int8", "sdxl"],
+)
+def test_other_models_draw_the_commands_bytes(picture, command, style, asked, flags):
+    files = {"style.png": png_file((41, 33), seed=3)}
+    mine = picture(ip_adapter_image=style, **asked)
+    assert mine.path.read_bytes() == command(*flags, *FLAGS[2:], files=files).read_bytes()
+
+
 def test_headers_are_read_once(models_dir, monkeypatch):
     catalogue = Catalogue(models_dir)
     card, read = catalogue.card("./text/sd1"), ip_adapters.checked_header
