@@ -250,5 +250,6 @@ LAYER_NORMS = {
     "sd15_b2-L4096-C320": (2, 4096, 320, ""),
     "z-image-1024-rms-weight": (1, 4160, 3840, "rms weight"),
     "z-image-1024-rms-gated": (1, 4160, 3840, "rms weight residual gate scale"),
+    "z-image-1024-rms-twice": (1, 4160, 3840, "rms weight residual branch_norm gate scale"),
     "qwen3-L128-rms-residual": (1, 128, 2560, "rms weight residual"),
 }

@@ -1,5 +1,7 @@
 """LayerNorm and RMSNorm over tokens in one pass, with gate and residual before and the adaLN scale and shift after.
 
+Where a branch ends in an RMSNorm of its own, as in Z-Image, the same pass computes that first.
+
 A program reads a token once and holds it in registers. It computes the mean, then the squared distances from it, both
 in float32, because plain sums of squares would cancel on a large mean.
 """
@@ -36,6 +38,8 @@ class LayerNormCall(Call[Normed]):
         eps: added to the variance, or to the mean square.
         rms: use RMSNorm, which does not subtract the mean.
         residual: (N, L, C), the dtype of x. The sum is rounded to that dtype, then normalised.
+        branch_norm: weight (C,) of any float dtype, and eps, of an RMSNorm of x before gate and residual, only with
+            `residual`.
         gate: (N, C) of any float dtype, only with `residual`; rows may be strided.
         scale, shift: (N, C) of any float dtype; rows may be strided (columns of a wider table). shift needs scale.
         in_fp8: return y as `Scaled`, for fp8 products: the result of `to_fp8`, without a separate pass.
@@ -54,6 +58,7 @@ class LayerNormCall(Call[Normed]):
     eps: float
     rms: bool = False
     residual: Tensor | None = None
+    branch_norm: tuple[Tensor, float] | None = None
     gate: Tensor | None = None
     scale: Tensor | None = None
     shift: Tensor | None = None
@@ -73,11 +78,14 @@ class LayerNormCall(Call[Normed]):
             raise ValueError("shift: give scale too; zeros change nothing")
         if self.gate is not None and self.residual is None:
             raise ValueError("gate: give residual too; the gate scales x before x is added to it")
+        if self.branch_norm is not None and self.residual is None:
+            raise ValueError("branch_norm: give residual too; this norm is of x before x is added to it")
         row, table = (x.shape[2],), (x.shape[0], x.shape[2])
         given = {
             "weight": (self.weight, row),
             "bias": (self.bias, row),
             "residual": (self.residual, tuple(x.shape)),
+            "branch_norm": (None if self.branch_norm is None else self.branch_norm[0], row),
             "gate": (self.gate, table),
             "scale": (self.scale, table),
             "shift": (self.shift, table),
@@ -93,7 +101,11 @@ class LayerNormCall(Call[Normed]):
             raise ValueError(f"residual: {self.residual.dtype}, but x is {x.dtype}")
 
     def reference(self) -> Normed:
-        x = self.x if self.gate is None else self.x * self.gate[:, None].to(self.x.dtype)
+        x = self.x
+        if self.branch_norm is not None:
+            branch_weight, branch_eps = self.branch_norm
+            x = F.rms_norm(x.float(), x.shape[-1:], branch_weight.float(), branch_eps).to(x.dtype)
+        x = x if self.gate is None else x * self.gate[:, None].to(x.dtype)
         total = x if self.residual is None else x + self.residual
         rows = total.float()
         weight, bias = (None if tensor is None else tensor.float() for tensor in (self.weight, self.bias))
@@ -119,6 +131,7 @@ class LayerNormCall(Call[Normed]):
         x = side_by_side(self.x)
         residual, weight, bias = map(side_by_side, (self.residual, self.weight, self.bias))
         gate, scale, shift = map(side_by_side, (self.gate, self.scale, self.shift))
+        branch_weight, branch_eps = self.branch_norm or (None, None)
         y = torch.empty(n, tokens, channels, dtype=FP8 if self.in_fp8 else x.dtype, device=x.device)
         y_scale = torch.empty(n, tokens, dtype=torch.float32, device=x.device) if self.in_fp8 else None
         total = None if residual is None else x.new_empty(n, tokens, channels)
@@ -128,9 +141,10 @@ class LayerNormCall(Call[Normed]):
         loop = channels <= NARROW
         launch(
             layer_norm_kernel, (min(n * tokens, PROGRAMS) if loop else n * tokens,),
-            y, y_scale, total, x, residual, gate, weight, bias, scale, shift, n, tokens, *x.stride()[:2],
+            y, y_scale, total, x, residual, gate, weight, bias, scale, shift, side_by_side(branch_weight), n, tokens,
+            *x.stride()[:2],
             *((0, 0) if residual is None else residual.stride()[:2]),
-            *(0 if table is None else table.stride(0) for table in (gate, scale, shift)), self.eps,
+            *(0 if table is None else table.stride(0) for table in (gate, scale, shift)), self.eps, branch_eps,
             LOOP=loop, RMS=self.rms, C=channels, B1=first, B2=rest, **FORMAT, num_warps=warps,
         )  # fmt: skip
         made = y if y_scale is None else Scaled(y, y_scale, x.dtype)

@@ -39,6 +39,8 @@ def arguments(name: str) -> tuple[Tensor, dict[str, Any]]:
     tensors = {"weight": randn(channels), "residual": randn(n, tokens, channels)}
     tensors |= {"gate": columns[0], "scale": columns[1], "shift": columns[2]}
     options: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name in names}
+    if "branch_norm" in names:
+        options["branch_norm"] = (randn(channels), 1e-6)
     return randn(n, tokens, channels), options | {"eps": 1e-6, "rms": "rms" in names}
 
 

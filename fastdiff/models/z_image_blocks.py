@@ -1,11 +1,11 @@
 """The blocks of a ZImageTransformer2DModel.
 
 Tokens are (N, L, C). A block normalises them twice around attention and MLP: RMSNorm times a scale before, RMSNorm and
-a gate after. The norm before the next layer computes the gated sum, as in `dit`.
+a gate after. The norm before the next layer computes the norm after and the gated sum too: one launch.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
@@ -54,32 +54,40 @@ class FeedForward(nn.Module):
 
 
 class Stream(NamedTuple):
-    """The tokens between blocks: x + gate * branch. The norm that reads them computes the sum."""
+    """The tokens between blocks: x + gate * norm(branch). The norm that reads them computes the sum."""
 
     x: Tensor  # (N, L, C)
-    branch: Tensor | None = None  # (N, L, C), normalised
+    branch: Tensor | None = None  # (N, L, C)
+    norm: RMSNorm | None = None  # of the branch; there if the branch is
     gate: Tensor | None = None  # (N, C); None: 1
 
     def normed(self, norm: RMSNorm, scale: Tensor | None, reader: nn.Linear) -> tuple[Tensor | Scaled, Tensor]:
         """Return the normalised and scaled sum, as the layer `reader` takes it, and the sum."""
-        x, residual = (self.x, None) if self.branch is None else (self.branch, self.x)
-        made = layer_norm(
-            x, norm.weight, eps=norm.eps, rms=True, residual=residual, gate=self.gate, scale=scale,
-            in_fp8=reader.weight.dtype == FP8,
-        )  # fmt: skip
+        x, options = self._inputs()
+        in_fp8 = reader.weight.dtype == FP8
+        made = layer_norm(x, norm.weight, eps=norm.eps, rms=True, scale=scale, in_fp8=in_fp8, **options)
         return made if isinstance(made, tuple) else (made, self.x)
 
     def total(self) -> Tensor:
         """Return the sum."""
-        if self.branch is None:
+        if self.branch is None or self.norm is None:
             return self.x
-        return self.x + (self.branch if self.gate is None else self.branch * self.gate[:, None])
+        branch = self.norm(self.branch)
+        return self.x + (branch if self.gate is None else branch * self.gate[:, None])
 
     def scaled(self, scale: Tensor) -> Tensor:
         """Return the sum after LayerNorm without parameters, times 1 + scale."""
-        x, residual = (self.x, None) if self.branch is None else (self.branch, self.x)
-        made = layer_norm(x, residual=residual, gate=self.gate, eps=LAST_EPS, scale=scale)
+        x, options = self._inputs()
+        made = layer_norm(x, eps=LAST_EPS, scale=scale, **options)
         return made[0] if isinstance(made, tuple) else made  # type: ignore[return-value]
+
+    def _inputs(self) -> tuple[Tensor, dict[str, Any]]:
+        """Return the x of `layer_norm`, and the options that make it the sum."""
+        if self.branch is None or self.norm is None:
+            return self.x, {}
+        return self.branch, {
+            "residual": self.x, "gate": self.gate, "branch_norm": (self.norm.weight, self.norm.eps),
+        }  # fmt: skip
 
     def head(self, count: int) -> "Stream":
         """Return the first `count` tokens."""
@@ -114,9 +122,9 @@ class ZImageTransformerBlock(nn.Module):
         """
         scale, gate, scale_mlp, gate_mlp = (None,) * 4 if modulation is None else modulation.chunk(4, dim=1)
         h, x = stream.normed(self.attention_norm1, scale, self.attention.to_qkv)
-        branch = self.attention_norm2(self.attention(h, cos, sin, lengths))
-        h, x = Stream(x, branch, gate).normed(self.ffn_norm1, scale_mlp, self.feed_forward.w13)
-        return Stream(x, self.ffn_norm2(self.feed_forward(h)), gate_mlp)
+        stream = Stream(x, self.attention(h, cos, sin, lengths), self.attention_norm2, gate)
+        h, x = stream.normed(self.ffn_norm1, scale_mlp, self.feed_forward.w13)
+        return Stream(x, self.feed_forward(h), self.ffn_norm2, gate_mlp)
 
 
 def patched(x: Tensor, patch: tuple[int, int]) -> Tensor:

@@ -20,6 +20,7 @@ class Inputs(NamedTuple):
     bias: Any
     scale: Any
     shift: Any
+    branch: Any
 
 
 @triton.jit
@@ -41,13 +42,13 @@ def _load_all(at, offsets, c, inside):
         _load(at.bias, offsets.bias, c, inside),
         _load(at.scale, offsets.scale, c, inside),
         _load(at.shift, offsets.shift, c, inside),
+        _load(at.branch, offsets.branch, c, inside),
     )
 
 
 @triton.jit
-def _add_residual(at, values, sum_ptr, out, inside):
-    """Return x, or the rounded sum of the gated x and the residual, which is also stored."""
-    y = values.x.to(tl.float32)
+def _add_residual(y, at, values, sum_ptr, out, inside):
+    """Return y, or the rounded sum of the gated y and the residual, which is also stored."""
     if at.gate is not None:
         y *= values.gate.to(tl.float32)
     if at.residual is not None:
@@ -94,7 +95,7 @@ def _rounded(y, inside, dtype: tl.constexpr):
 
 @triton.jit
 def _write_token(
-    token, tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps,
+    token, tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps, branch_eps,
     RMS: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """Normalise one token. at: pointers to the first token; by_picture, by_token: strides."""
@@ -110,9 +111,14 @@ def _write_token(
         0,
         picture * by_picture.scale,
         picture * by_picture.shift,
+        0,
     )
     values, values2 = _load_all(at, offsets, c, inside), _load_all(at, offsets, c2, inside2)
-    y, y2 = _add_residual(at, values, sum_ptr, out, inside), _add_residual(at, values2, sum_ptr, out2, inside2)
+    y, y2 = values.x.to(tl.float32), values2.x.to(tl.float32)
+    if at.branch is not None:
+        y, y2 = _normalise(y, y2, inside, inside2, branch_eps, C, True)
+        y, y2 = y * values.branch.to(tl.float32), y2 * values2.branch.to(tl.float32)
+    y, y2 = _add_residual(y, at, values, sum_ptr, out, inside), _add_residual(y2, at, values2, sum_ptr, out2, inside2)
     y, y2 = _normalise(y, y2, inside, inside2, eps, C, RMS)
     y, y2 = _modulate(y, at, values), _modulate(y2, at, values2)
     if y_scale_ptr is not None:
@@ -129,26 +135,29 @@ def _write_token(
 @triton.jit(do_not_specialize=("pictures", "tokens"))
 def layer_norm_kernel(
     y_ptr, y_scale_ptr, sum_ptr, x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr,
-    pictures, tokens, x_picture, x_row, residual_picture, residual_row, gate_stride, scale_stride, shift_stride, eps,
+    branch_ptr, pictures, tokens, x_picture, x_row, residual_picture, residual_row, gate_stride, scale_stride,
+    shift_stride, eps, branch_eps,
     LOOP: tl.constexpr, RMS: tl.constexpr, C: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, STEP: tl.constexpr,
     LEAST: tl.constexpr,
 ):  # fmt: skip
     """Normalise a token of C channels, in parts of B1 and up to B2. LOOP: a program loops over tokens.
 
-    y_scale_ptr: the scales of y if y is fp8; STEP and LEAST as in `to_fp8`.
+    y_scale_ptr: the scales of y if y is fp8; STEP and LEAST as in `to_fp8`. branch_ptr, branch_eps: of an RMSNorm of x
+    before everything else; None for none.
     """
     await_inputs()
-    at = Inputs(x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr)
-    by_picture = Inputs(x_picture, residual_picture, gate_stride, 0, 0, scale_stride, shift_stride)
-    by_token = Inputs(x_row, residual_row, 0, 0, 0, 0, 0)
+    at = Inputs(x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, branch_ptr)
+    by_picture = Inputs(x_picture, residual_picture, gate_stride, 0, 0, scale_stride, shift_stride, 0)
+    by_token = Inputs(x_row, residual_row, 0, 0, 0, 0, 0, 0)
     c, c2 = tl.arange(0, B1), B1 + tl.arange(0, B2)
     if LOOP:
         for token in range(tl.program_id(0), pictures * tokens, tl.num_programs(0)):
             _write_token(
-                token, tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps, RMS, C, STEP, LEAST
+                token, tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps, branch_eps,
+                RMS, C, STEP, LEAST,
             )  # fmt: skip
     else:
         _write_token(
-            tl.program_id(0), tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps,
+            tl.program_id(0), tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps, branch_eps,
             RMS, C, STEP, LEAST,
         )  # fmt: skip

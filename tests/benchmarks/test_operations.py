@@ -165,7 +165,7 @@ def test_the_denoise_step_is_the_one_of_a_pipeline(harness, load, monkeypatch, s
     ("name", "table", "workload"),
     [
         ("linear", "LINEARS", (2, 4, 8, 8, {"gate": True, "residual": True, "activation": "gelu_tanh"})),
-        ("layer_norm", "LAYER_NORMS", (2, 4, 8, "residual gate scale shift")),
+        ("layer_norm", "LAYER_NORMS", (2, 4, 8, "rms weight residual branch_norm gate scale shift")),
         ("rotary", "ROTARIES", (2, 4, 3, 1, 8, True)),
         ("swiglu", "SWIGLUS", (2, 4, 8, 8)),
         ("geglu", "GEGLUS", (2, 4, 8, 8)),

@@ -32,8 +32,11 @@ def rms(request):
     return request.param
 
 
-def by_torch(x, weight=None, bias=None, *, rounded, rms=False, residual=None, gate=None, scale=None, shift=None):
+def by_torch(
+    x, weight=None, bias=None, *, rounded, rms=False, residual=None, branch_norm=None, gate=None, scale=None, shift=None
+):
     """Return the operation computed by torch in the dtype of x. The sum with `residual` is rounded to `rounded`."""
+    x = x if branch_norm is None else F.rms_norm(x, x.shape[-1:], *branch_norm)
     x = x if gate is None else x * gate[:, None]
     x = x if residual is None else (x + residual).to(rounded).to(x.dtype)
     shape = x.shape[-1:]
@@ -79,6 +82,31 @@ def test_gated_residual(norm, randn, dtype, assert_accurate, runs_triton, device
     gate = options["gate"][:, None]
     assert_accurate(total, x * gate.to(dtype) + residual, x.double() * gate.double() + residual.double())
     assert_accurate(y, *judged(x, **options))
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 48), (1, 3, 1152), (2, 3, 7), pytest.param((2, 4160, 3840), marks=pytest.mark.gpu)], ids=str
+)
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_a_branch_that_is_normalised_first(norm, randn, dtype, rms, assert_accurate, runs_triton, device, shape, gated):
+    """As in Z-Image: gate and residual come after an RMSNorm of the branch, and another norm after them."""
+    if runs_triton and device.type == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter truncates float32 to bfloat16 instead of rounding")
+    n, _, width = shape
+    x, residual = randn(*shape, dtype=dtype), randn(*shape, dtype=dtype)
+    options = {"rms": rms, "residual": residual, "branch_norm": (1 + randn(width), 1e-2), "scale": randn(n, width)}
+    if gated:
+        options["gate"] = randn(n, 2 * width, dtype=dtype)[:, width:]
+    weight = randn(width)
+    y, total = norm(x, weight, eps=EPS, **options)
+    branch = F.rms_norm(x.double(), (width,), options["branch_norm"][0].double(), 1e-2)
+    truth = residual + branch * (options["gate"][:, None].double() if gated else 1)
+    assert_accurate(total, truth.to(dtype), truth)
+    assert_accurate(y, *judged(x, weight, **options))
+    if runs_triton:
+        part = {name: each[-1:] for name, each in options.items() if name in ("residual", "gate", "scale")}
+        alone = norm(x[-1:], weight, eps=EPS, **options | part)
+        assert torch.equal(alone[0], y[-1:]) and torch.equal(alone[1], total[-1:])
 
 
 def test_weight_alone_and_bias_alone(norm, randn, dtype, assert_accurate):
@@ -160,6 +188,9 @@ REFUSED = {
     "bias-of-rms-norm": (X, {"bias": ROW, "rms": True}, "bias: RMSNorm has none"),
     "residual-of-another-shape": (X, {"residual": X[:1]}, "residual: expected"),
     "residual-in-half": (X, {"residual": X.half()}, "residual: torch.float16"),
+    "branch-norm-alone": (X, {"branch_norm": (ROW, EPS)}, "branch_norm: give residual too"),
+    "branch-norm-of-another-width": (X, {"residual": X, "branch_norm": (ROW[:4], EPS)}, "branch_norm: expected"),
+    "branch-norm-elsewhere": (X, {"residual": X, "branch_norm": (ROW.to("meta"), EPS)}, "branch_norm: torch.float32"),
     "gate-of-another-batch": (X, {"residual": X, "gate": TABLE[:1]}, "gate: expected"),
     "gate-alone": (X, {"gate": TABLE}, "gate: give residual too"),
     "shift-alone": (X, {"shift": TABLE}, "shift: give scale too"),

@@ -126,6 +126,13 @@ def token_norm(n, tokens, channels, dtype=torch.bfloat16, rms=False, added=False
     return lambda: layer_norm.kernel(x, eps=1e-6, rms=rms, scale=scale, shift=shift, **branch)
 
 
+def normed_twice(n, tokens, channels, dtype=torch.bfloat16):
+    """Return a call of layer_norm as Z-Image makes it."""
+    x, weight, table = (meta(*shape, dtype=dtype) for shape in ((n, tokens, channels), (channels,), (n, channels)))
+    options = {"residual": x, "gate": table, "scale": table, "branch_norm": (weight, 1e-5)}
+    return lambda: layer_norm.kernel(x, weight, eps=1e-5, rms=True, **options)
+
+
 def turned(n, tokens, queries, keys, width, dtype=torch.bfloat16, **options):
     """Return a call of rotary with the norms of heads."""
     x, table = meta(n, tokens, (queries + keys) * width, dtype=dtype), meta(1, tokens, width // 2, dtype=torch.float32)
@@ -254,6 +261,7 @@ CASES = {
     "conv2d-N2-C36-H7-odd-int8": eight_bits(conv2d, (2, 7, 7, 36), (36, 36, 3, 3), padding=1),
     "conv2d-N2-C64-H64-fp32-int8": eight_bits(conv2d, (2, 64, 64, 64), (64, 64, 3, 3), dtype=torch.float32, padding=1),
     "layer_norm-N32-C1152-gated-residual": token_norm(32, 256, 1152, added=True),
+    "layer_norm-N1-C3840-normed-twice": normed_twice(1, 4160, 3840),
     "layer_norm-N2-C36-rms": token_norm(2, 77, 36, rms=True),
     "layer_norm-N1-C1-smallest": token_norm(1, 1, 1, added=True),
     "layer_norm-N1-C3000-fp32": token_norm(1, 16, 3000, dtype=torch.float32),

@@ -57,7 +57,7 @@ LARGEST = (
     "linear-N2-C1152-fp32-int8",
     "geglu-N2-C1280",
     "geglu-N2-C1280-int8",
-    "layer_norm-N32-C1152-gated-residual",
+    "layer_norm-N1-C3840-normed-twice",
     "layer_norm-N1-C3000-fp32",
     "rotary-N1-L4160-h60-d128",
     "rotary-N1-L9-h16-d512-fp32",
