@@ -4,8 +4,8 @@ The same tests run three times: on the torch references; with TRITON_INTERPRET=1
 (in a separate process, because Triton reads the variable once); and with `-m gpu` on a GPU.
 
 The interpreter is slow. A test without the `device` fixture launches nothing, so it is not run again there. In the
-interpreter, `make test` covers every pair of a test's parameter values, and only one of the dtypes and ways of loading
-that run the same code. `make test-all` runs the rest.
+interpreter, `make test` covers every pair of a test's parameter values, each with one dtype and one way of loading in
+turn. `make test-all` runs the rest.
 """
 
 import functools
@@ -28,7 +28,8 @@ INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    ours = [item for item in items if FOLDER in item.path.parents]
+    is_below = functools.cache(lambda path: FOLDER in path.parents)  # many items have the same path
+    ours = [item for item in items if is_below(item.path)]
     left_out = {item for item in ours if not _runs_here(item)}
     config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
@@ -62,16 +63,10 @@ def _runs_here(item) -> bool:
 
 
 def _covered(item) -> set:
-    """Return what a test covers: its dtype, its way of loading, and pairs of its parameters, compared by identity.
-
-    In a kernel with products, the dtype and the way of loading select the code, which is one more parameter. Other
-    kernels have one code.
-    """
+    """Return what a test covers: its dtype, its way of loading, and pairs of its parameters, compared by identity."""
     params = dict(item.callspec.params)
     dtype, loads = params.pop("dtype", None), params.pop("loads", None)
     values = [id(value) for value in params.values()]
-    if "dot_dtype" in item.fixturenames:
-        values.append(dtype != torch.float32 and loads in (None, "descriptors"))
     return combinations(values) | {dtype, loads}
 
 

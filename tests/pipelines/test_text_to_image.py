@@ -47,7 +47,7 @@ COMPANY = {
 
 @ON
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow if case in ("sd1", "sdxl") else []) for case in COMPANY]
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in ("sd1", "sd2", "sdxl") else []) for case in COMPANY]
 )
 def test_same_bits_in_any_company(load, case, device, dtype):
     """The bits are the same alone and in batches, at any place, beside other prompts and negative prompts."""

@@ -101,6 +101,8 @@ def imported_names(path: Path) -> Iterator[tuple[str, int]]:
 
 def named_in_strings(path: Path) -> set[str]:
     """Return the fastdiff modules whose full names are strings in a file, such as for `import_module`."""
+    if b'"fastdiff.' not in path.read_bytes():  # most files, and to walk their expressions takes a second
+        return set()
     strings = (node.value for node in ast.walk(nodes_of(path)[0]) if isinstance(node, ast.Constant))
     names = (each for each in strings if isinstance(each, str) and each.startswith("fastdiff."))
     return {name.removeprefix("fastdiff.") for name in names} & MODULES.keys()

@@ -133,6 +133,7 @@ def test_docstrings_begin_with_a_verb_or_with_what_they_return():
     assert_none(
         f"{name_of(path)}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}"
         for path in SOURCES
+        if any(word in path.read_bytes() for word in (b"What ", b"Of "))  # to parse all files takes seconds
         for node in nodes_of(path)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         and (text := ast.get_docstring(node) or "").startswith(("What ", "Of "))

@@ -9,7 +9,7 @@ import pytest
 from fastdiff.checkpoints.registry import PIPELINES
 from fastdiff.sampler_names import SCHEDULER_OPTIONS, SCHEDULERS, scheduler_name
 from fastdiff.samplers.shared.from_config import folder_scheduler, scheduler_from_config, scheduler_like
-from tests.support.pairwise import each_sampler
+from tests.support.pairwise import each_sampler, product
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning",  # diffusers warns about the options that it sets
@@ -63,8 +63,7 @@ def test_it_is_that_of_the_live_pipeline(name):
         assert ours.schedule(5).timesteps.tolist() == scheduler_like(live(config)).schedule(5).timesteps.tolist()
 
 
-@pytest.mark.parametrize("asked", each_sampler())
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("asked", "name"), product(each_sampler(), list(FILES), together=1))
 def test_another_is_made_of_the_live_pipelines_config(name, asked):
     config = BETAS | FILES[name]
     own = scheduler_name(config["_class_name"], config)
