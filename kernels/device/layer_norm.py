@@ -20,7 +20,6 @@ class Inputs(NamedTuple):
     bias: Any
     scale: Any
     shift: Any
-    branch: Any
 
 
 @triton.jit
@@ -42,17 +41,16 @@ def _load_all(at, offsets, c, inside):
         _load(at.bias, offsets.bias, c, inside),
         _load(at.scale, offsets.scale, c, inside),
         _load(at.shift, offsets.shift, c, inside),
-        _load(at.branch, offsets.branch, c, inside),
     )
 
 
 @triton.jit
-def _add_residual(y, at, values, sum_ptr, out, inside):
+def _add_residual(y, at, gate, residual, sum_ptr, out, inside):
     """Return y, or the rounded sum of the gated y and the residual, which is also stored."""
     if at.gate is not None:
-        y *= values.gate.to(tl.float32)
+        y *= gate.to(tl.float32)
     if at.residual is not None:
-        total = (y + values.residual.to(tl.float32)).to(sum_ptr.dtype.element_ty)
+        total = (y + residual.to(tl.float32)).to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + out, total, mask=inside)
         y = total.to(tl.float32)
     return y
@@ -95,7 +93,7 @@ def _rounded(y, inside, dtype: tl.constexpr):
 
 @triton.jit
 def _write_token(
-    token, tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps, branch_eps,
+    token, tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, branch_ptr, at, by_picture, by_token, eps, branch_eps,
     RMS: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """Normalise one token. at: pointers to the first token; by_picture, by_token: strides."""
@@ -111,15 +109,23 @@ def _write_token(
         0,
         picture * by_picture.scale,
         picture * by_picture.shift,
-        0,
     )
-    values, values2 = _load_all(at, offsets, c, inside), _load_all(at, offsets, c2, inside2)
-    y, y2 = values.x.to(tl.float32), values2.x.to(tl.float32)
-    if at.branch is not None:
+    early = at
+    if branch_ptr is not None:  # with registers for everything, fewer tokens would run at a time
+        early = Inputs(at.x, at.residual, None, None, None, None, None)
+    values, values2 = _load_all(early, offsets, c, inside), _load_all(early, offsets, c2, inside2)
+    y, y2, gate, gate2 = values.x.to(tl.float32), values2.x.to(tl.float32), values.gate, values2.gate
+    if branch_ptr is not None:
         y, y2 = _normalise(y, y2, inside, inside2, branch_eps, C, True)
-        y, y2 = y * values.branch.to(tl.float32), y2 * values2.branch.to(tl.float32)
-    y, y2 = _add_residual(y, at, values, sum_ptr, out, inside), _add_residual(y2, at, values2, sum_ptr, out2, inside2)
+        y *= tl.load(branch_ptr + c, mask=inside, other=0.0).to(tl.float32)
+        y2 *= tl.load(branch_ptr + c2, mask=inside2, other=0.0).to(tl.float32)
+        gate, gate2 = _load(at.gate, offsets.gate, c, inside), _load(at.gate, offsets.gate, c2, inside2)
+    y = _add_residual(y, at, gate, values.residual, sum_ptr, out, inside)
+    y2 = _add_residual(y2, at, gate2, values2.residual, sum_ptr, out2, inside2)
     y, y2 = _normalise(y, y2, inside, inside2, eps, C, RMS)
+    if branch_ptr is not None:
+        late = Inputs(None, None, None, at.weight, at.bias, at.scale, at.shift)
+        values, values2 = _load_all(late, offsets, c, inside), _load_all(late, offsets, c2, inside2)
     y, y2 = _modulate(y, at, values), _modulate(y2, at, values2)
     if y_scale_ptr is not None:
         dtype: tl.constexpr = at.x.dtype.element_ty
@@ -146,18 +152,18 @@ def layer_norm_kernel(
     before everything else; None for none.
     """
     await_inputs()
-    at = Inputs(x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, branch_ptr)
-    by_picture = Inputs(x_picture, residual_picture, gate_stride, 0, 0, scale_stride, shift_stride, 0)
-    by_token = Inputs(x_row, residual_row, 0, 0, 0, 0, 0, 0)
+    at = Inputs(x_ptr, residual_ptr, gate_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr)
+    by_picture = Inputs(x_picture, residual_picture, gate_stride, 0, 0, scale_stride, shift_stride)
+    by_token = Inputs(x_row, residual_row, 0, 0, 0, 0, 0)
     c, c2 = tl.arange(0, B1), B1 + tl.arange(0, B2)
     if LOOP:
         for token in range(tl.program_id(0), pictures * tokens, tl.num_programs(0)):
             _write_token(
-                token, tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps, branch_eps,
-                RMS, C, STEP, LEAST,
+                token, tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, branch_ptr, at, by_picture, by_token, eps,
+                branch_eps, RMS, C, STEP, LEAST,
             )  # fmt: skip
     else:
         _write_token(
-            tl.program_id(0), tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, at, by_picture, by_token, eps, branch_eps,
-            RMS, C, STEP, LEAST,
+            tl.program_id(0), tokens, c, c2, y_ptr, y_scale_ptr, sum_ptr, branch_ptr, at, by_picture, by_token, eps,
+            branch_eps, RMS, C, STEP, LEAST,
         )  # fmt: skip
