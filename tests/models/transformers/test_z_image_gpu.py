@@ -55,8 +55,8 @@ def test_near_float32_on_the_cpu(model, dtype, allowed, exact_matmuls):
         assert (own.cpu().float() - true).norm() < allowed * true.norm()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_captions_of_two_lengths_run_in_one_step(model, dtype):
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 2e-5), (torch.bfloat16, 4e-2)], ids=["fp32", "bf16"])
+def test_captions_of_two_lengths_run_in_one_step(model, dtype, allowed, exact_matmuls):
     """As in a guided step. A picture has its bits at any place, and is near its own forward."""
     ours = copy.deepcopy(model).to("cuda", dtype)
     latents, _, captions = ([*each[:2]] if isinstance(each, list) else each for each in inputs(dtype))
@@ -75,4 +75,4 @@ def test_captions_of_two_lengths_run_in_one_step(model, dtype):
     assert torch.equal(predict([1, 0]), made.flip(0))
     expected = ours(latents, 0.3, captions).sample
     for own, other in zip(made.permute(0, 3, 1, 2), expected, strict=True):
-        assert (own + other[:, 0]).float().norm() < (1e-5 if dtype == torch.float32 else 2e-2) * other.float().norm()
+        assert (own + other[:, 0]).float().norm() < allowed * other.float().norm()
