@@ -169,7 +169,6 @@ class CLIPTextModel(Model):
         self.embeddings = CLIPTextEmbeddings(config)
         self.encoder = encoder_layers(config, causal=True)
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.times_changed = 0  # how often tokens were added or taken away
         self.stacked = stacked_projections(config)
         self._lay_out()
 

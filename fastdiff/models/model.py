@@ -107,6 +107,7 @@ class Model(Surface, metaclass=_Building):
         self.merging: MergingLike | None = None  # once an adapter has been loaded
         self.origin: Origin | None = None  # of weights in 8 bits
         self.casts = 0  # how often the dtype has changed
+        self.times_changed = 0  # how often tokens were added to a text encoder or taken away
         self.is_shared = False  # whether the weights are also the memory of another model's parameters
         self._graphs: dict[Hashable, Graphed | Programmed] = {}
         self._plain_place: tuple[dict[str, nn.Parameter | None], str] | None = None  # where `_plain` is

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -11,6 +12,7 @@ from annotated_types import Len
 from torch import Tensor
 
 from fastdiff.diffusion.conditions import Conditions, Guidance
+from fastdiff.diffusion.decoding import check_finite
 from fastdiff.errors import InputError
 from fastdiff.execution.tensors import FLOATS, tensor
 from fastdiff.execution.transfers import upload
@@ -19,6 +21,7 @@ from fastdiff.models.blocks.conditioning import Prompt
 from fastdiff.models.qwen3 import Qwen3Model
 from fastdiff.models.z_image import ZImageTransformer2DModel, rounded_up
 from fastdiff.pipelines.prompted import Group, groups_of
+from fastdiff.pipelines.remembering import Encoded, Remembering
 from fastdiff.schema import Wanted, checked, whole
 from fastdiff.text.chat_tokenizer import LENGTH, MAX_LENGTH, ChatTokenizer
 
@@ -39,8 +42,8 @@ class CaptionOptions:
     max_sequence_length: int = LENGTH
 
 
-class CaptionEncoder:
-    """Qwen3 with its tokenizer.
+class CaptionEncoder(Remembering):
+    """Qwen3 with its tokenizer. It remembers the prompts that were encoded last; see `remember`.
 
     Raises InputError if they do not match, or do not fit the transformer that reads their states.
     """
@@ -57,17 +60,25 @@ class CaptionEncoder:
                 f"tokenizer: its ids go up to {tokenizer.size - 1}, and the text encoder has {config.vocab_size} "
                 "tokens; give the tokenizer of the text encoder"
             )
+        super().__init__([model])
         self.model, self.tokenizer = model, tokenizer
 
     def encode(self, text: str, length: int, name: str) -> Tensor:
         """Return the states (L, C) of a text with at most `length` tokens. A warning tells what was cut.
 
         name: what to call the text in the warning.
+
+        Raises NonFiniteError if the states have NaN or infinity.
         """
         tokens = self.tokenizer(text, length)
         if tokens.cut:
             _log.warning(tokens.warning(name))
-        return self.model.penultimate_states(torch.tensor([tokens.ids]))[0]
+        return self._once(tuple(tokens.ids), self.model.device, partial(self._encode, tokens.ids)).text
+
+    def _encode(self, ids: Sequence[int]) -> Encoded:
+        states = self.model.penultimate_states(torch.tensor([ids]))
+        check_finite(states, "text encoder")
+        return Encoded(states[0])
 
 
 class Captions:

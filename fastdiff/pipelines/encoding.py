@@ -1,7 +1,8 @@
 """TextEncoders: encode prompts as diffusers' `encode_prompt` does, one prompt at a time."""
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from fastdiff.checkpoints.configs.unet2d_condition import TIME_IDS, TIME_IDS_OF_
 from fastdiff.diffusion.decoding import check_finite
 from fastdiff.errors import InputError
 from fastdiff.models.clip import CLIPTextModel, CLIPTextModelWithProjection
-from fastdiff.pipelines.remembering import MOST_BYTES, MOST_TEXTS, Encoded, Remembered, Weights
+from fastdiff.pipelines.remembering import Encoded, Remembering
 from fastdiff.text.tokenizer import CLIPTokenizer, Tokens
 from fastdiff.text.weighted.chunks import empty_chunk, split_chunks
 
@@ -26,7 +27,7 @@ class Weighting(NamedTuple):
     chunks: int  # the number of chunks; shorter prompts are filled up with the chunk of an empty prompt
 
 
-class TextEncoders:
+class TextEncoders(Remembering):
     """The text encoders of a pipeline and their tokenizers. Stable Diffusion 1 and 2 have one encoder, SDXL has two.
 
     They remember the prompts that were encoded last; see `remember`.
@@ -40,7 +41,7 @@ class TextEncoders:
             instance("text_encoder", model, CLIPTextModel, "a CLIPTextModel of fastdiff")
             instance("tokenizer", tokenizer, CLIPTokenizer, "a CLIPTokenizer of fastdiff")
         self.models, self.tokenizers = tuple(models), tuple(tokenizers)
-        self._remembered, self._weights = Remembered(), [Weights(model) for model in self.models]
+        super().__init__(self.models)
         self.of_sdxl = config.addition_embed_type == "text_time"
         self.of_refiner = self._is_of_refiner(config)
         self.pooled_width = config.pooled_width(TIME_IDS_OF_REFINER if self.of_refiner else TIME_IDS)
@@ -111,37 +112,10 @@ class TextEncoders:
         """
         if weighting is None:
             self._warn_of_cuts(texts, name)
-        key = self._key(texts, clip_skip, weighting)
-        encoded = None if key is None else self._remembered.find(key, self.models[0].device)
-        if encoded is not None:
-            return encoded
-        if weighting is None:
-            encoded = self._encode(texts, clip_skip)
+            encode = partial(self._encode, texts, clip_skip)
         else:
-            encoded = self._encode_weighted(texts, clip_skip, weighting)
-        if key is not None:
-            self._remembered.add(key, encoded)
-        return encoded
-
-    def _key(self, texts: Sequence[str], clip_skip: int, weighting: Weighting | None) -> Hashable | None:
-        """Return what an encoding depends on; None if that cannot be told."""
-        weights = tuple(each.state() for each in self._weights)
-        return None if None in weights else (tuple(texts), clip_skip, weighting, weights)
-
-    def remember(self, most: int = MOST_TEXTS, most_bytes: int = MOST_BYTES) -> None:
-        """Keep the encodings of the `most` prompts used last, in at most `most_bytes` of the encoders' device.
-
-        By default 64 prompts and 64 MiB. `remember(0)` encodes each text in every call. A remembered encoding has the
-        bits of a new one. It counts only for the same text, clip skip, prompt syntax, emphasis, adapters with weights
-        and scale, loaded embeddings, dtype, device and weights of the encoders. Call `forget` after a write to the
-        weights that torch does not count: through `.data`, through numpy, or by a kernel outside of torch.
-        """
-        self._remembered.most_texts, self._remembered.most_bytes = most, most_bytes
-        self._remembered.shrink()
-
-    def forget(self) -> None:
-        """Encode each text anew when it is used next."""
-        self._remembered.clear()
+            encode = partial(self._encode_weighted, texts, clip_skip, weighting)
+        return self._once((tuple(texts), clip_skip, weighting), self.models[0].device, encode)
 
     def _warn_of_cuts(self, texts: Sequence[str], name: str) -> None:
         every = self._tokens(texts)

@@ -2,21 +2,21 @@
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastdiff.execution.tensors import count_writes
-from fastdiff.models.clip import CLIPTextModel
+from fastdiff.models.model import Model
 
 MOST_TEXTS = 64
 MOST_BYTES = 64 * 2**20  # on the device of the encoders; 64 prompts of SDXL have 20 MB in 16 bits, and 40 MB in float32
 
 
 class Encoded(NamedTuple):
-    """An encoded prompt: the input of a U-Net's cross attention."""
+    """An encoded prompt: what a denoiser reads of it."""
 
     text: Tensor  # (L, text_width)
     pooled: Tensor | None = None  # (width,), for SDXL
@@ -79,7 +79,7 @@ class Weights:
     see writes through `.data` or `.detach().numpy()`, and kernels outside of torch.
     """
 
-    def __init__(self, model: CLIPTextModel):
+    def __init__(self, model: Model):
         self._model = model
         self._places = [(module._parameters, name) for module in model.modules() for name in module._parameters]
         self._seen: list[weakref.ref[Tensor]] = []
@@ -104,3 +104,42 @@ class Weights:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_model"])  # type: ignore[misc]
+
+
+class Remembering:
+    """The text encoders of a pipeline, which remember the prompts that were encoded last; see `remember`."""
+
+    def __init__(self, models: Sequence[Model]):
+        self._remembered, self._weights = Remembered(), [Weights(model) for model in models]
+
+    def _once(self, told: Hashable, device: torch.device, encode: Callable[[], Encoded]) -> Encoded:
+        """Return `encode()`, or what it returned before.
+
+        Args:
+            told: all that the encoding depends on, except the weights.
+            device: of the encoders.
+        """
+        weights = tuple(each.state() for each in self._weights)
+        if None in weights:
+            return encode()
+        key = told, weights
+        encoded = self._remembered.find(key, device)
+        if encoded is None:
+            encoded = encode()
+            self._remembered.add(key, encoded)
+        return encoded
+
+    def remember(self, most: int = MOST_TEXTS, most_bytes: int = MOST_BYTES) -> None:
+        """Keep the encodings of the `most` prompts used last, in at most `most_bytes` of the encoders' device.
+
+        By default 64 prompts and 64 MiB. `remember(0)` encodes each text in every call. A remembered encoding has the
+        bits of a new one. It counts only for the same text, clip skip, prompt syntax, emphasis, adapters with weights
+        and scale, loaded embeddings, dtype, device and weights of the encoders. Call `forget` after a write to the
+        weights that torch does not count: through `.data`, through numpy, or by a kernel outside of torch.
+        """
+        self._remembered.most_texts, self._remembered.most_bytes = most, most_bytes
+        self._remembered.shrink()
+
+    def forget(self) -> None:
+        """Encode each text anew when it is used next."""
+        self._remembered.clear()

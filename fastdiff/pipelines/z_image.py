@@ -97,9 +97,9 @@ class ZImagePipeline(Pipeline):
         instance("vae", vae, Autoencoder, VAE_KINDS)
         if (text_encoder is None) != (tokenizer is None):
             raise InputError("text_encoder: it needs its tokenizer, and the tokenizer needs it; give both")
-        self._text_encoder, self._tokenizer, self._encoder = text_encoder, tokenizer, None
+        self._text_encoder, self._tokenizer, self.encoders = text_encoder, tokenizer, None
         if text_encoder is not None and tokenizer is not None:
-            self._encoder = CaptionEncoder(text_encoder, tokenizer, transformer)
+            self.encoders = CaptionEncoder(text_encoder, tokenizer, transformer)
         super().__init__(transformer, scheduler, info or ModelInfo.of_pipeline(CAPTIONS), name, vae)
         self._check_scheduler()
 
@@ -164,7 +164,7 @@ class ZImagePipeline(Pipeline):
         given = accepted({**options, "prompt": prompt, "guidance_scale": guidance_scale}, known, REFUSED, "Z-Image")
         most = _checked_norm(cfg_normalization)
         truncation = checked("cfg_truncation", cfg_truncation, NotNegative | None)
-        captions = Captions(options_of(CaptionOptions, given), self._encoder, self.denoiser)
+        captions = Captions(options_of(CaptionOptions, given), self.encoders, self.denoiser)
         subjects = Subjects("prompt", range(captions.count), "num_images_per_prompt", num_images_per_prompt)
         asked = options_of(DrawingOptions, given)
         start = self._start(ImageOptions(image, strength), asked)
