@@ -222,9 +222,9 @@ def test_a_kernel_that_does_not_compile_is_an_error_where_it_is_launched(made, w
 def test_a_kernel_that_no_worker_can_compile_is_an_error_where_it_is_launched(made, workers, tmp_path):
     def run():
         x, zeros = torch.empty(1, 1, 3, device="meta"), [0] * 7
-        pointers = x, None, x, x, *[None] * 6
+        pointers = x, None, x, x, *[None] * 7
         options = {"LOOP": False, "RMS": False, "C": 3, "B1": 3, "B2": 1, "STEP": 1.0, "LEAST": 1.0}
-        launch(layer_norm_kernel, (1,), *pointers, 1, 1, *zeros, 1e-6, **options, num_warps=4)
+        launch(layer_norm_kernel, (1,), *pointers, 1, 1, *zeros, 1e-6, 1e-6, **options, num_warps=4)
 
     with only_compiling():
         run()  # its range of 3 is not a power of two
