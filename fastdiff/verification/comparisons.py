@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 FORWARD_TOLERANCE = 1e-4  # for one forward pass
 FINAL_TOLERANCE = 1e-3  # for the picture after all steps, in [-1, 1], or for the trajectory
 SEED = 0
-TRAIN_STEPS = 1000  # for a model without a scheduler
+TRAIN_STEPS = 1000  # for a model without a scheduler, and of Z-Image
+CAPTION_TOKENS = 100  # of a random caption
 
 
 @dataclass(frozen=True)
@@ -150,9 +151,7 @@ def lone_model(request: Request) -> Path | None:
 
 
 def check_inputs(command: str, name: str, config: DenoiserConfig) -> None:
-    """Raise InputError if `command` cannot make the inputs of a model: its labels, or captions."""
-    if isinstance(config, ZImageTransformer2DConfig):
-        raise InputError(f"{name}: {command} makes no captions for Z-Image; `verify` compares its pipeline's folder")
+    """Raise InputError if `command` cannot make the labels of a model."""
     if config.class_embed_type is not None:
         raise InputError(f"{name}: {command} cannot make labels for class_embed_type {config.class_embed_type}")
 
@@ -210,7 +209,15 @@ def compare_pictures(what: str, name: str, ours: Any, theirs: Any, draw: Callabl
 
 
 def predict(model: Any, x_t: "Tensor", t: "Tensor", classes: "Tensor | None", **prompt: Any) -> "Tensor":
-    """Return the output of a model of fastdiff or diffusers. `classes` None: call it without class labels."""
+    """Return the output of a model of fastdiff or diffusers. `classes` None: call it without class labels.
+
+    Z-Image gets each picture (C, H, W) as a latent of one frame, and its captions as `cap_feats`.
+    """
+    if "cap_feats" in prompt:
+        import torch
+
+        given = [*x_t[:, :, None]], (TRAIN_STEPS - t) / TRAIN_STEPS, [*prompt["cap_feats"]]
+        return torch.stack(model(*given, return_dict=False)[0])[:, :, 0]
     labels = {} if classes is None else {"class_labels": classes}
     return model(x_t, t, **labels, **prompt).sample
 
@@ -220,6 +227,9 @@ def random_prompt(config: DenoiserConfig, count: int, device: "Device") -> dict[
     import torch
 
     generator = torch.Generator().manual_seed(SEED)
+    if isinstance(config, ZImageTransformer2DConfig):
+        captions = torch.randn(count, CAPTION_TOKENS, config.cap_feat_dim, generator=generator)
+        return {"cap_feats": (*captions.to(device),)}
     shapes = config.prompt_shapes.items()
     given = {name: torch.randn(count, *shape, generator=generator).to(device) for name, shape in shapes}
     text = {name: given.pop(name) for name in ("encoder_hidden_states",) if name in given}

@@ -78,7 +78,7 @@ class Subject:
 
         Raises InputError for a size that the model cannot draw.
         """
-        usual = self.config.usual_size
+        usual = self.config.trained_size or self.config.usual_size
         if self.config.of_trajectories:
             if height is not None or width is not None:
                 raise InputError(f"height, width: {self.name} plans trajectories, which have neither; leave them out")
@@ -151,7 +151,8 @@ def compile_diffusers(theirs: Any) -> Any:
     torch.compiler.reset()
     if hasattr(theirs, "fuse_qkv_projections"):  # diffusers' DiT has no such method
         theirs.fuse_qkv_projections()
-    return torch.compile(theirs, mode="reduce-overhead", fullgraph=True)
+    whole = type(theirs).__name__ != "ZImageTransformer2DModel"  # it enters `torch.device` as a context
+    return torch.compile(theirs, mode="reduce-overhead", fullgraph=whole)
 
 
 def error_of(output: Tensor, expected: Tensor) -> float:

@@ -17,7 +17,7 @@ from fastdiff.requests.defaults import COMMAND, PRECISION
 from fastdiff.requests.request import DtypeName, Request
 from fastdiff.runs.drawing import Run, draw, find_model
 from fastdiff.verification.comparisons import check_inputs, lone_model, predict
-from fastdiff.verification.text_models import PROMPT, encoded_prompts
+from fastdiff.verification.text_models import NEGATIVE, PROMPT, encoded_prompts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,7 +87,7 @@ def compare_precisions(request: Request, device: str) -> Precisions:
 def _compare(run: Run, device: str) -> Precisions:
     pipe = _load(run, device, "float32", PRECISION)
     path, pictures = _drawn(pipe, run)
-    prompt = encoded_prompts(pipe) if pipe.reads_text else {}
+    prompt = _prompts(pipe, run)
     truth, where = dict(_outputs(pipe, run, path, prompt)), str(pipe.device)
     errors: list[dict[str, float]] = []
     ratios: list[float] = []
@@ -105,6 +105,13 @@ def _load(run: Run, device: str, dtype: DtypeName, precision: Precision) -> Any:
     from fastdiff.pipelines import load_pipeline
 
     return load_pipeline(run.card, replace(run.request, dtype=dtype, precision=precision), device)
+
+
+def _prompts(pipe: Any, run: Run) -> Mapping[str, Any]:
+    """Return the arguments of the denoiser for a prompt and a negative prompt; none for a model without prompts."""
+    if run.card.reads_captions:
+        return {"cap_feats": tuple(_states(pipe, text)[0] for text in (PROMPT, NEGATIVE))}
+    return encoded_prompts(pipe) if pipe.reads_text else {}
 
 
 def _drawn(pipe: "Pipeline", run: Run) -> tuple[list[tuple[float, "Tensor"]], "np.ndarray"]:
@@ -129,28 +136,33 @@ def _outputs(
     """Yield (name, output in float32) for each text encoder, and for the denoiser at each state of `path`."""
     import torch
 
-    if pipe.reads_text:
+    from fastdiff.tuning.forwards import in_dtype
+
+    if run.card.reads_captions:
+        yield pipe.text_encoder.part.name, _states(pipe, PROMPT).float()
+    elif pipe.reads_text:
         for model, tokenizer in zip(pipe.encoders.models, pipe.encoders.tokenizers, strict=True):
             yield model.part.name, model(torch.tensor([tokenizer(PROMPT).ids])).last_hidden_state.float()
     denoiser, scheduler = pipe.denoiser, pipe.scheduler
-    scheduler.set_timesteps(run.request.num_inference_steps)
+    if not scheduler.follows_flow:  # a flow reads its state as it is
+        scheduler.set_timesteps(run.request.num_inference_steps)
     for timestep, x_t in path:
         t = torch.tensor(timestep, dtype=torch.float64)
-        x = scheduler.scale_model_input(denoiser.channels_first(x_t), timestep).to(denoiser.dtype)
+        x = denoiser.channels_first(x_t)
+        x = (x if scheduler.follows_flow else scheduler.scale_model_input(x, timestep)).to(denoiser.dtype)
         labels = [cell.label for cell in run.cells[: len(x)]]
         classes = None if None in labels else torch.tensor(labels, device=x.device)
         x = x.expand(2, *x.shape[1:]) if prompt else x  # for the prompt and the negative prompt
         with torch.inference_mode():
-            y = predict(denoiser, x, t.to(x.device), classes, **_in_dtype(prompt, denoiser.dtype))
+            y = predict(denoiser, x, t.to(x.device), classes, **in_dtype(prompt, denoiser.dtype))
         yield f"{denoiser.part.name} t={timestep:g}", y.float()
 
 
-def _in_dtype(prompt: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
-    """Return the arguments of a call with their tensors in a dtype."""
-    return {
-        name: _in_dtype(value, dtype) if isinstance(value, Mapping) else value.to(dtype)
-        for name, value in prompt.items()
-    }
+def _states(pipe: Any, text: str) -> "Tensor":
+    """Return the states (1, L, C) of a text that Z-Image reads."""
+    import torch
+
+    return pipe.text_encoder.penultimate_states(torch.tensor([pipe.tokenizer(text).ids]))
 
 
 def _relative(y: "Tensor", truth: "Tensor") -> float:

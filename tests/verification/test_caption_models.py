@@ -1,17 +1,15 @@
-"""`verify` of Z-Image: every part passes on a tiny folder, and a part that differs is found."""
-
-from dataclasses import replace
+"""`verify` and `bench` of Z-Image: every part passes on a tiny folder, and a part that differs is found."""
 
 import pytest
 import torch
 
-from fastdiff.errors import InputError
 from fastdiff.models.z_image import ZImageTransformer2DModel
 from fastdiff.requests.request import Request
 from fastdiff.text.chat_tokenizer import ChatTokenizer
+from fastdiff.verification import speed
 from fastdiff.verification.models import compare_with_diffusers
-from fastdiff.verification.peers import Subject
 from fastdiff.verification.precisions import compare_precisions
+from fastdiff.verification.speed import Bench
 from tests.parity.z_image import tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,12 +39,40 @@ def test_a_transformer_that_differs_is_found(folder, monkeypatch):
     assert "transformer t=0.5" in failed(folder)
 
 
-def test_what_makes_no_captions_says_so(folder):
-    request = Request(model=str(folder), num_inference_steps=1)
-    for command, run in (
-        ("bench", lambda: Subject.find(request)),
-        ("verify --precision", lambda: compare_precisions(replace(request, precision="int8"), "cpu")),
-        ("verify", lambda: compare_with_diffusers(replace(request, model=str(folder / "transformer")), "cpu")),
-    ):
-        with pytest.raises(InputError, match=f": {command} makes no captions for Z-Image; `verify` compares"):
-            run()
+SIZE = {"height": 16, "width": 24}
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_precision_is_measured_on_each_part_and_on_pictures(folder, precision):
+    request = Request(model=str(folder), precision=precision, num_inference_steps=3, guidance_scale=2.0, **SIZE)
+    found = compare_precisions(request, "cpu")
+    *parts, pictures = found.differences
+    assert [each.what for each in parts] == ["text_encoder", "transformer t=857.143", "transformer t=600"]
+    assert all(each.unit == "%" and 0.01 < each.beside < 2 and each.beside < each.error < 20 for each in parts)
+    assert (pictures.what, pictures.unit) == ("3 steps of flow-euler", "dB") and found.passed
+    assert 20 < pictures.error < pictures.beside
+
+
+def test_a_lone_transformer_is_compared(folder):
+    found = compare_with_diffusers(Request(model=str(folder / "transformer")), "cpu")
+    assert found.passed and [each.what for each in found.comparisons] == [
+        f"forward t={t}" for t in (0, 249, 499, 749, 999)
+    ]
+
+
+def test_bench_times_the_transformer_and_measures_its_error(folder, monkeypatch):
+    monkeypatch.setattr(speed, "SECONDS", 1e-4)
+    for model, scale in ((folder, 2), (folder / "transformer", 1)):
+        for precision, most in (("full", 1e-5), ("int8", 0.1)):
+            size = {name: side * scale // 2 for name, side in SIZE.items()}
+            request = Request(model=str(model), precision=precision, **size)
+            bench = Bench.prepare(request, "cpu", batch_size=2, with_compile=False)
+            bench.run()
+            ours, eager = bench.rows
+            assert ours.ms > 0 and eager.ms > 0 and eager.error == 0 and 0 < ours.error < most
+            assert bench.as_dict()["class"] == "ZImageTransformer2DModel" and bench.notes == []
+    assert ours.error > 1e-4
+
+
+def test_bench_has_the_trained_size_by_default(folder):
+    assert Bench.prepare(Request(model=str(folder)), "cpu").size == (128, 128)
