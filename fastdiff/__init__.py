@@ -18,6 +18,7 @@ _EXPORTS = {
     "CLIPVisionModelWithProjection": "fastdiff.models.clip_vision",
     "ControlNetModel": "fastdiff.models.controlnet",
     "DiTTransformer2DModel": "fastdiff.models.dit",
+    "Engine": "fastdiff.engine",
     "InputError": "fastdiff.errors",
     "LabelPipeline": "fastdiff.pipelines",
     "NonFiniteError": "fastdiff.errors",

@@ -3,6 +3,7 @@
 from fastdiff.acceleration import accelerate as accelerate
 from fastdiff.acceleration import restore as restore
 from fastdiff.bulk.launching import draw_many as draw_many
+from fastdiff.engine import Engine as Engine
 from fastdiff.errors import InputError as InputError
 from fastdiff.errors import NonFiniteError as NonFiniteError
 from fastdiff.models.autoencoder import AutoencoderKL as AutoencoderKL

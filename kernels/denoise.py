@@ -46,7 +46,8 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
     Args:
         model_output: (N, ..., C) of any float dtype, or (N, ..., 2C) if `options` has a learned variance.
         x_t: (N, ..., C) float32; with float64 all arithmetic is float64.
-        row: (len(COLUMNS),) float32 on the same device; with `step`, the table of all rows, (rows, len(COLUMNS)).
+        row: (len(COLUMNS),) float32 on the same device; with `step`, the table of all rows, (rows, len(COLUMNS)), or a
+            table for each picture, (N, rows, len(COLUMNS)).
         options: the `StepOptions` of the run.
         noise: (N, ..., C) of any float dtype, unit normal; or, with `step`, the pictures' seeds, (N,) int64, for the
             noise of `philox_normal`. None adds no noise, as in the last step of a chain.
@@ -96,7 +97,7 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
         check = partial(_check_tensor, x_t, f"with x_t {shape} and {variance} variance")
         check("model_output", self.model_output, [output_shape])
         check("unguided", self.unguided, [output_shape])
-        check("row", row, [(width,) if self.step is None else (len(row), width)], torch.float32)
+        check("row", row, [(width,)] if self.step is None else table_shapes(row, shape[0]), torch.float32)
         check("step", self.step, [shape[:1]], torch.int32)
         check("earlier", self.earlier, [(*shape[:1], EARLIER, *shape[1:])], x_t.dtype)
         if isinstance(self.guidance_scale, Tensor):
@@ -113,7 +114,7 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
         if noise is not None and self.seeded:
             noise = philox_normal(noise, self.step.long(), self.x_t.shape[1:])
         # the columns of each picture: (N, 1, ..., 1, len(COLUMNS))
-        rows = self.row.index_select(0, self.step).view(-1, *[1] * (self.x_t.ndim - 1), len(COLUMNS))
+        rows = rows_at(self.row, self.step).view(-1, *[1] * (self.x_t.ndim - 1), len(COLUMNS))
         return self._by_row(rows, noise)
 
     def _by_row(self, row: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
@@ -189,13 +190,31 @@ class DenoiseStepCall(Call[tuple[Tensor, ...]]):
         elements = self.x_t.numel() // pictures
         launch(
             denoise_kernel, (pictures * triton.cdiv(elements, BLOCK),),
-            *outputs, kept, *inputs, elements, channels, scale,
+            *outputs, kept, *inputs, elements, channels, table_stride(self.row), scale,
             WIDTH=len(COLUMNS), VARIANCE=self.options.variance, BLOCK=BLOCK, num_warps=4, fp_fusion=False,
         )  # fmt: skip
         return tuple(outputs) if kept is None else (*outputs, kept)
 
 
 denoise_step = Operation("denoise_step", DenoiseStepCall)
+
+
+def table_shapes(table: Tensor, pictures: int) -> list[tuple[int, ...]]:
+    """Return the shapes that a table of rows may have: one table for all pictures, or one for each."""
+    width = len(COLUMNS)
+    return [(pictures, *table.shape[1:2], width)] if table.ndim == 3 else [(*table.shape[:1], width)]
+
+
+def table_stride(table: Tensor) -> int:
+    """Return the elements from a picture's table to the next picture's; 0 if all pictures have the same."""
+    return table.shape[1] * table.shape[2] if table.ndim == 3 else 0
+
+
+def rows_at(table: Tensor, step: Tensor) -> Tensor:
+    """Return the row of each picture, (N, len(COLUMNS)). `step` is (N,) int32."""
+    if table.ndim == 3:
+        return table[torch.arange(len(step), device=step.device), step.long()]
+    return table.index_select(0, step)
 
 
 def dynamic_threshold(x0: Tensor, ratio: float, maximum: float) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastdiff.kernels.denoise import rows_at, table_shapes, table_stride
 from fastdiff.kernels.device.denoise_columns import COLUMNS
 from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.launching import DTYPES, launch
@@ -24,7 +25,7 @@ class ScaleInputCall(Call[Tensor]):
 
     Args:
         x_t: (N, ..., C) float32.
-        rows: (rows, len(COLUMNS)) float32 on the same device, the table of `denoise_step`.
+        rows: (rows, len(COLUMNS)) float32 on the same device, the table of `denoise_step`, or (N, rows, len(COLUMNS)).
         step: (N,) int32 on the same device: the row of each picture, read when the step runs.
         dtype: of the result: float32, float16 or bfloat16.
         copies: 2 for a guided batch, whose model call computes both halves; else 1.
@@ -50,8 +51,8 @@ class ScaleInputCall(Call[Tensor]):
         x_t, rows, step = self.x_t, self.rows, self.step
         if x_t.dtype != torch.float32 or x_t.ndim < 1:
             raise ValueError(f"x_t: expected float32 (N, ..., C), got {x_t.dtype} {tuple(x_t.shape)}")
-        if rows.dtype != torch.float32 or rows.shape != (len(rows), len(COLUMNS)):
-            expected = f"float32 (rows, {len(COLUMNS)})"
+        if rows.dtype != torch.float32 or tuple(rows.shape) not in table_shapes(rows, len(x_t)):
+            expected = f"float32 (rows, {len(COLUMNS)}) or ({len(x_t)}, rows, {len(COLUMNS)})"
             raise ValueError(f"rows: expected {expected}, got {rows.dtype} {tuple(rows.shape)}")
         if step.dtype != torch.int32 or step.shape != x_t.shape[:1]:
             raise ValueError(f"step: expected int32 ({len(x_t)},), got {step.dtype} {tuple(step.shape)}")
@@ -62,7 +63,7 @@ class ScaleInputCall(Call[Tensor]):
             raise ValueError(f"dtype is {self.dtype} and copies is {self.copies}; give a float dtype and at least 1")
 
     def reference(self) -> Tensor:
-        divisors = self.rows.index_select(0, self.step)[:, INPUT_DIV]
+        divisors = rows_at(self.rows, self.step)[:, INPUT_DIV]
         x = (self.x_t / divisors.view(-1, *[1] * (self.x_t.ndim - 1))).to(self.dtype)
         return torch.cat([x] * self.copies) if self.copies > 1 else x.contiguous()
 
@@ -78,7 +79,7 @@ class ScaleInputCall(Call[Tensor]):
         out = torch.empty(self.copies * pictures, *shape, dtype=self.dtype, device=self.device)
         launch(
             scale_input_kernel, (pictures * triton.cdiv(elements, BLOCK),),
-            out, x_t, self.rows.contiguous(), self.step, elements, x_t.numel(),
+            out, x_t, self.rows.contiguous(), self.step, elements, x_t.numel(), table_stride(self.rows),
             WIDTH=len(COLUMNS), COPIES=self.copies, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
         return out

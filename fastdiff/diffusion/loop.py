@@ -7,7 +7,7 @@ do not keep that promise, so the CPU path computes each picture on its own, with
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from fastdiff.diffusion.conditioning import ConditioningTable
 from fastdiff.diffusion.conditions import Conditions
+from fastdiff.diffusion.guided import bounded, rescaled
+from fastdiff.diffusion.shared_steps import ROWS, AskedStep, Constants, GraphCall, sharing
 from fastdiff.execution.cpu_workers import map_in_turn, map_pictures
 from fastdiff.execution.memory import Portions
 from fastdiff.execution.replaying.trees import Fixed, map_tensors
@@ -29,7 +31,6 @@ from fastdiff.samplers.shared.schedule import Schedule
 AfterStep = Callable[[int, Tensor], tuple[Tensor, Conditions | None]]
 
 ALL = slice(None)
-ROWS = 1024  # a graph's table has a multiple of it, so that runs of any usual number of steps share a graph
 
 
 class Known(Protocol):
@@ -101,10 +102,10 @@ def denoise(
     Raises OutOfMemoryError.
     """
     seeds = noise if isinstance(noise, Tensor) else None
-    weights, loops = denoiser.weights_state, dict[tuple, _Loop]()  # by whether a step is guided, and what controls it
+    weights, loops = denoiser.weights_state, dict[tuple, Loop]()  # by whether a step is guided, and what controls it
     if known is not None:
         x_t = known.begin(x_t)
-    kept = {"earlier": x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:])} if schedule.multistep else {}
+    kept = x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:]) if schedule.multistep else None
     for i, draws in enumerate(schedule.draws_noise):
         if weights != denoiser.weights_state:  # adapters have changed what was computed before the loop
             weights = denoiser.weights_state
@@ -113,11 +114,12 @@ def denoise(
         if (guided, controlled) not in loops:
             given = conditions if guided else replace(conditions, guidance=None)
             model = denoiser if controlled is None else controlled.denoiser
-            loops[guided, controlled] = _Loop(model, schedule, given, seeds, inputs, controlled)
+            loops[guided, controlled] = Loop(model, schedule, given, seeds, inputs, controlled)
         loop = loops[guided, controlled]
         z = noise() if draws and not isinstance(noise, Tensor) else None
-        x_t, x0, *earlier = _join(portions.map(functools.partial(loop.take_step, x_t, i, z, **kept), len(x_t)))
-        kept = {"earlier": earlier[0]} if earlier else {}
+        take = functools.partial(loop.take_step, x_t, i, z, earlier=kept)
+        x_t, x0, *earlier = _join(portions.map(take, len(x_t)))
+        kept = earlier[0] if earlier else None
         if known is not None:
             known.set_after(i, x_t)
         if after_step is not None:
@@ -135,7 +137,7 @@ def _join(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """A step as a function of tensors. Its fields are everything else that it depends on.
 
     A CUDA graph of the step keeps this object alive.
@@ -147,13 +149,18 @@ class _Step:
     guidance_rescale: float
     most_norm: float
 
+    @property
+    def name(self) -> tuple[Any, ...]:
+        """Everything that the step's graph depends on, besides the denoiser."""
+        return tuple(value for key, value in vars(self).items() if key != "denoiser")
+
     def __call__(
         self,
         x_t: Tensor,
         step: Tensor,
         time: tuple[Tensor, Tensor],
         earlier: Tensor,
-        constants: "_Constants",
+        constants: "Constants",
         noise: Tensor,
     ) -> tuple[Tensor, ...]:
         """Return x_{t-1}, x0 and the next step's `earlier`, from x_t (N, H, W, C).
@@ -181,9 +188,9 @@ class _Step:
             channels = x_t.shape[-1]
             output, unguided = output[..., :channels], None if unguided is None else unguided[..., :channels]
         if unguided is not None and self.guidance_rescale:
-            output, unguided = _rescaled(output, unguided, scale, self.guidance_rescale), None
+            output, unguided = rescaled(output, unguided, scale, self.guidance_rescale), None
         if unguided is not None and self.most_norm:
-            output, unguided = _bounded(output, unguided, scale, self.most_norm), None
+            output, unguided = bounded(output, unguided, scale, self.most_norm), None
         return denoise_step(
             output, x_t, rows, self.options,
             unguided=unguided, guidance_scale=scale, noise=noise, step=step, earlier=earlier,
@@ -195,48 +202,8 @@ def with_inputs(x: Tensor, *inputs: Tensor) -> Tensor:
     return torch.cat([x, *(each.expand(len(x), -1, -1, -1) for each in inputs)], dim=-1) if inputs else x
 
 
-def _guided(output: Tensor, unguided: Tensor, scale: Tensor) -> Tensor:
-    """Return the guided output (N, H, W, C) float32. `scale` is (N,) float32."""
-    output, unguided = output.float(), unguided.float()
-    return unguided + scale[:, None, None, None] * (output - unguided)
-
-
-def _rescaled(output: Tensor, unguided: Tensor, scale: Tensor, share: float) -> Tensor:
-    """Return the guided output (N, H, W, C) float32, rescaled in part to the deviation of the conditional output.
-
-    `scale` is (N,) float32. `share` is the part, 0 to 1 (Lin et al. 2024, arXiv 2305.08891, section 3.4). Each picture
-    is computed on its own, so its bits do not depend on its batch.
-    """
-    output, guided = output.float(), _guided(output, unguided, scale)
-    spreads = [(each.std(), its_guided.std()) for each, its_guided in zip(output, guided, strict=True)]
-    factors = torch.stack([share * (before / after) + (1 - share) for before, after in spreads])
-    return guided * factors[:, None, None, None]
-
-
-def _bounded(output: Tensor, unguided: Tensor, scale: Tensor, most: float) -> Tensor:
-    """Return the guided output (N, H, W, C) float32, whose norm is at most `most` times the conditional output's.
-
-    As `cfg_normalization` of diffusers' ZImagePipeline. Each picture is computed on its own, as in `_rescaled`.
-    """
-    output, guided = output.float(), _guided(output, unguided, scale)
-    norms = [(most * before.norm(), its_guided.norm()) for before, its_guided in zip(output, guided, strict=True)]
-    one = torch.ones_like(scale[0])
-    factors = torch.stack([torch.where(norm > bound, bound / norm, one) for bound, norm in norms])
-    return guided * factors[:, None, None, None]
-
-
-class _Constants(NamedTuple):
-    """The inputs of a step that are the same at each step of a run."""
-
-    rows: Tensor  # (rows, len(COLUMNS)) float32: the schedule's, and zeros up to a multiple of ROWS
-    guidance_scale: Tensor  # (N,) float32
-    text: tuple[Tensor, ...]  # `Conditioning.text`, with an entry for each picture of each half
-    inputs: tuple[Tensor, ...]  # of an inpainting model, (k, H, W, C'), with an entry for each picture of each half
-    control: tuple[Any, ...]  # `Controlled.inputs`
-
-
 @dataclass(frozen=True)
-class _Loop:
+class Loop:
     """The state shared by all guided steps, or by all others.
 
     There are two ways to take step i: the whole part as a CUDA graph, or by picture.
@@ -258,12 +225,35 @@ class _Loop:
         return ConditioningTable(self.denoiser, self.schedule.timesteps, self.conditions)
 
     @functools.cached_property
-    def step(self) -> _Step:
+    def step(self) -> Step:
         guidance = self.conditions.guidance
         rescale, most = (0.0, 0.0) if guidance is None else (guidance.rescale, guidance.most_norm)
-        return _Step(self.denoiser, self.schedule.options, guidance is not None, rescale, most)
+        return Step(self.denoiser, self.schedule.options, guidance is not None, rescale, most)
 
-    def take_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    def take_step(
+        self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Take a step, alone or with other runs: see `shared_steps`."""
+        share = sharing.get()
+        if share is not None:
+            return share(AskedStep(self, x_t, i, noise, part, earlier))
+        return self.step_alone(x_t, i, noise, part, earlier)
+
+    def key(self, x_t: Tensor, earlier: Tensor | None) -> tuple[Any, ...]:
+        """Return what steps that are taken together have in common: all that changes shapes or launches.
+
+        A step with ControlNets is shared with no other run.
+        """
+        shapes: list[Any] = []
+        map_tensors(lambda each: shapes.append((each.shape[1:], each.dtype)), self.table.text)
+        inputs = None if self.inputs is None else self.inputs.shape[1:]
+        controlled = None if self.control is None else id(self.control)
+        return (
+            id(self.denoiser), self.step.name, x_t.shape[1:], tuple(shapes), inputs, controlled, self.seeds is None,
+            earlier is None, -(-len(self.schedule) // ROWS),
+        )  # fmt: skip
+
+    def step_alone(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Take a step: picture by picture on the CPU, as a CUDA graph on a GPU."""
         by_picture = self.denoiser.device.type == "cpu"
         return self.step_by_picture(*args, **kwargs) if by_picture else self.step_as_graph(*args, **kwargs)
@@ -279,6 +269,11 @@ class _Loop:
         """The conditions of both halves of a guided batch, (2, N), or of an unguided batch, (1, N)."""
         pictures, guidance = self.conditions.of_pictures, self.conditions.guidance
         return pictures[None] if guidance is None else torch.stack([pictures, guidance.null_conditions])
+
+    @property
+    def halves(self) -> int:
+        """2 for a guided batch, whose model call computes both halves; otherwise 1."""
+        return len(self.all_conditions)
 
     @functools.cached_property
     def guidance_scale(self) -> Tensor:
@@ -299,9 +294,8 @@ class _Loop:
             rows = F.pad(self.schedule.rows, (0, 0, 0, -len(self.schedule) % ROWS))
             entries = self.all_conditions[:, part].flatten()
             text = map_tensors(lambda each: each[entries], text)
-            halves = len(self.all_conditions)
-            inputs = () if self.inputs is None else (self.inputs[part].repeat(halves, 1, 1, 1),)
-            constants = _Constants(rows, self.guidance_scale[part], text, inputs, self._controls(part))
+            inputs = () if self.inputs is None else (self.inputs[part].repeat(self.halves, 1, 1, 1),)
+            constants = Constants(rows, self.guidance_scale[part], text, inputs, self._controls(part))
             x_t = x_t[part]
             seeds = x_t.new_zeros(len(x_t), dtype=torch.int64) if self.seeds is None else self.seeds[part]
             zeros = x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:])
@@ -309,14 +303,18 @@ class _Loop:
         return self._of_parts[key]
 
     def _controls(self, part: slice) -> tuple[Any, ...]:
-        return () if self.control is None else self.control.inputs(part, len(self.all_conditions))
+        return () if self.control is None else self.control.inputs(part, self.halves)
 
-    def step_as_graph(
-        self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
+    def step_as_graph(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Compute all pictures of the part at once. One graph runs every sampler, any number of steps and any scale."""
-        name = tuple(value for key, value in vars(self.step).items() if key != "denoiser")
-        run = self.denoiser.graphed(name, self.step)
+        call = self.graph_call(*args, **kwargs)
+        return call.run(call.x_t, call.step, call.time, call.earlier, call.constants, call.noise, wanted=call.wanted)
+
+    def graph_call(
+        self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: Tensor | None = None
+    ) -> GraphCall:
+        """Return the graph of step i, and its inputs for the part."""
+        run = self.denoiser.graphed(self.step.name, self.step)
         conditioning, entries = self.table.at(i), self.all_conditions[:, part].flatten()
         constants, seeds, zeros = self._fixed(part, x_t, conditioning.text)
         z: Tensor | Fixed = seeds
@@ -324,7 +322,8 @@ class _Loop:
             z = torch.zeros_like(x_t[part]) if noise is None else noise[part]
         time = conditioning.temb[entries], conditioning.timesteps[entries].float()  # some samplers have whole numbers
         state, wanted = (zeros, (0, 1)) if earlier is None else (earlier[part], (0, 1, 2))
-        return run(x_t[part], self.step_indices[i, part], time, state, constants, z, wanted=wanted)
+        step = self.step_indices[i, part]
+        return GraphCall(run, x_t[part], step, time, state, constants, z, wanted, seeds, zeros)
 
     def step_by_picture(
         self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: Tensor | None = None

@@ -42,7 +42,7 @@ def _philox_normal(seed, step, first, BLOCK: tl.constexpr):
 @triton.jit
 def denoise_kernel(
     x_prev_ptr, x0_ptr, kept_ptr, output_ptr, unguided_ptr, x_t_ptr, rows_ptr, step_ptr, noise_ptr, earlier_ptr,
-    guidance_ptr, elements, channels, guidance_scale,
+    guidance_ptr, elements, channels, table_stride, guidance_scale,
     WIDTH: tl.constexpr, VARIANCE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK elements of one picture, in the operation order of `DenoiseStepCall._by_row`; no thresholding."""
@@ -52,7 +52,7 @@ def denoise_kernel(
     e = first + tl.arange(0, BLOCK)
     mask = e < elements
     step = tl.load(step_ptr + n) if step_ptr is not None else 0
-    row = rows_ptr + step * WIDTH
+    row = rows_ptr + n * table_stride + step * WIDTH
 
     x_t = tl.load(x_t_ptr + n * elements + e, mask=mask, other=0.0)
     place = n * elements + e

@@ -9,7 +9,7 @@ INPUT_DIV = tl.constexpr(COLUMNS.index("input_div"))
 
 @triton.jit
 def scale_input_kernel(
-    out_ptr, x_t_ptr, rows_ptr, step_ptr, elements, total,
+    out_ptr, x_t_ptr, rows_ptr, step_ptr, elements, total, table_stride,
     WIDTH: tl.constexpr, COPIES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Divide BLOCK elements of one picture by its row's input_div, and store COPIES of them, `total` elements apart."""
@@ -20,6 +20,6 @@ def scale_input_kernel(
     mask = e < elements
     place = n * elements + e
     x_t = tl.load(x_t_ptr + place, mask=mask, other=0.0)
-    x = tl.div_rn(x_t, tl.load(rows_ptr + tl.load(step_ptr + n) * WIDTH + INPUT_DIV))
+    x = tl.div_rn(x_t, tl.load(rows_ptr + n * table_stride + tl.load(step_ptr + n) * WIDTH + INPUT_DIV))
     for i in tl.static_range(COPIES):
         tl.store(out_ptr + i * total + place, x.to(out_ptr.dtype.element_ty), mask=mask)

@@ -252,14 +252,14 @@ def failing(monkeypatch):
     """Make every step of more than `most` pictures fail."""
 
     def failing(most, error):
-        step = loop._Loop.step_by_picture
+        step = loop.Loop.step_by_picture
 
         def step_if_it_fits(self, x_t, i, noise, part):
             if len(x_t[part]) > most:
                 raise error
             return step(self, x_t, i, noise, part)
 
-        monkeypatch.setattr(loop._Loop, "step_by_picture", step_if_it_fits)
+        monkeypatch.setattr(loop.Loop, "step_by_picture", step_if_it_fits)
 
     return failing
 

@@ -14,7 +14,7 @@ from fastdiff import (
     UniPCMultistepScheduler,
 )
 from fastdiff.diffusion.conditions import Conditions, Guidance
-from fastdiff.diffusion.loop import _Loop, denoise
+from fastdiff.diffusion.loop import Loop, denoise
 from fastdiff.execution.memory import OutOfMemoryError, Portions
 from fastdiff.execution.replaying.cuda_graphs import _describe
 from fastdiff.execution.replaying.trees import Fixed, Plainly, map_tensors, plain
@@ -48,7 +48,7 @@ def denoiser(randomise):
 
 
 def a_loop(denoiser, schedule, guidance=None, seeds=None):
-    return _Loop(denoiser, schedule, Conditions(LABELS, PICTURES, guidance), seeds)
+    return Loop(denoiser, schedule, Conditions(LABELS, PICTURES, guidance), seeds)
 
 
 def portions(count=4, halves=True, release=lambda: None):
@@ -136,15 +136,15 @@ def fits(monkeypatch):
 
     def fits(most, since=0):
         asked = []
-        step = _Loop.step_by_picture
+        step = Loop.step_by_picture
 
-        def step_if_it_fits(self, x_t, i, noise, part):
+        def step_if_it_fits(self, x_t, i, noise, part, earlier=None):
             asked.append((i, len(x_t[part])))
             if len(x_t[part]) > most and i >= since:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-            return step(self, x_t, i, noise, part)
+            return step(self, x_t, i, noise, part, earlier)
 
-        monkeypatch.setattr(_Loop, "step_by_picture", step_if_it_fits)
+        monkeypatch.setattr(Loop, "step_by_picture", step_if_it_fits)
         return asked
 
     return fits
@@ -210,7 +210,7 @@ class Recorder:
     def __init__(self, monkeypatch, denoiser):
         self.keys, self.calls = set(), []
         monkeypatch.setattr(denoiser, "graphed", self.graphed, raising=False)
-        monkeypatch.setattr(_Loop, "take_step", _Loop.step_as_graph)
+        monkeypatch.setattr(Loop, "take_step", Loop.step_as_graph)
 
     def graphed(self, name, function):
         def run(*inputs, wanted):

@@ -37,8 +37,7 @@ def row_of(*coefficients, **others):
     return torch.tensor([named.get(name, 0.0) for name in COLUMNS], device=DEVICE)
 
 
-ROW = row_of(*BASIC)
-CLIPS = {"clip": 0.5, "learned": 1.0}
+ROW, CLIPS = row_of(*BASIC), {"clip": 0.5, "learned": 1.0}
 ROWS = {name: row_of(*BASIC, clip_range=CLIPS.get(name, 0.0)) for name in OPTIONS}
 MULTISTEP = {
     name: row_of(*BASIC, *KEEPING, clip_range=CLIPS.get(name, 0.0), reads_earlier=1.0, keeps_output=1.0)
@@ -229,17 +228,18 @@ def test_a_row_that_reads_no_earlier_ones_leaves_them_alone(step_kernel):
 
 
 @launches
-def test_each_picture_has_its_row_and_its_guidance():
+@pytest.mark.parametrize("of_each", [False, True], ids=["a-table", "a-table-for-each-picture"])
+def test_each_picture_has_its_row_and_its_guidance(of_each):
     output, unguided, x_t, _ = inputs((3, 5, 7, 3), OPTIONS["free"])
     table, seeds = torch.stack([ROW, ROWS["clip"], ROW / 2]), torch.tensor([3, 1, 2**40], device=DEVICE)
     step, scale = torch.tensor([2, 0, 1], dtype=torch.int32, device=DEVICE), torch.tensor([1.5, 4, 0.5], device=DEVICE)
-    guided = {"unguided": unguided, "guidance_scale": scale}
-    together = denoise_step(output, x_t, table, OPTIONS["free"], noise=seeds, step=step, **guided)
-    for i in range(3):
-        one = slice(i, i + 1)
-        noise = philox_normal(seeds[one], int(step[i]), x_t.shape[1:])
-        guided = {"unguided": unguided[one], "guidance_scale": scale[i].item()}
-        alone = denoise_step(output[one], x_t[one], table[step[i]], OPTIONS["free"], noise=noise, **guided)
+    tables, free = torch.stack([table, table.flip(0), table / 2] if of_each else [table] * 3), OPTIONS["free"]
+    given = {"noise": seeds, "unguided": unguided, "guidance_scale": scale}
+    together = denoise_step(output, x_t, tables if of_each else table, free, step=step, **given)
+    for i, own in enumerate(tables):
+        one, noise = slice(i, i + 1), philox_normal(seeds[i : i + 1], int(step[i]), x_t.shape[1:])
+        given = {"noise": noise, "unguided": unguided[one], "guidance_scale": scale[i].item()}
+        alone = denoise_step(output[one], x_t[one], own[step[i]], free, **given)
         torch.testing.assert_close([each[one] for each in together], [*alone], rtol=1e-6, atol=1e-6)
 
 

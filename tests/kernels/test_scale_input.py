@@ -54,6 +54,15 @@ def test_a_divisor_of_one_changes_nothing(randn, run):
     torch.testing.assert_close(made, x_t, rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_table_for_each_picture(randn, run):
+    x_t = randn(3, 5, 5, 3, dtype=torch.float32)
+    tables = torch.stack([table(x_t, divisors) for divisors in ((2.0, 3.0), (5.0, 7.0), (11.0, 13.0))])
+    step = torch.tensor([1, 0, 1], dtype=torch.int32, device=x_t.device)
+    made = run(x_t, tables, step, torch.float32, 2)
+    expected = torch.cat([run(x_t[i : i + 1], tables[i], step[i : i + 1], torch.float32) for i in range(3)])
+    assert all(torch.equal(half, expected) for half in made.split(3))
+
+
 def test_strided_pictures(randn, run):
     x_t = randn(2, 3, 6, 5, dtype=torch.float32).permute(0, 2, 3, 1)
     rows, step = table(x_t), steps(2, x_t)

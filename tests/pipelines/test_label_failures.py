@@ -98,7 +98,7 @@ def fits(monkeypatch):
     return fits
 
 
-PLACES = {"step": (loop._Loop, "step_by_picture"), "decoder": (decoding, "decode_latents")}
+PLACES = {"step": (loop.Loop, "step_by_picture"), "decoder": (decoding, "decode_latents")}
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastdiff.diffusion.loop import _Loop
+from fastdiff.diffusion.loop import Loop
 from fastdiff.errors import DeviceLostError, InputError
 from fastdiff.pipelines import Pipeline, load_pipeline
 from fastdiff.pipelines.reporting import report
@@ -115,7 +115,7 @@ def fits(monkeypatch):
     """Make steps of more than `most` pictures fail. Returns the sizes of all attempted steps."""
 
     def fits(most, error):
-        sizes, step = [], _Loop.step_by_picture
+        sizes, step = [], Loop.step_by_picture
 
         def step_if_it_fits(self, x_t, i, noise, part):
             sizes.append(len(x_t[part]))
@@ -123,7 +123,7 @@ def fits(monkeypatch):
                 raise error
             return step(self, x_t, i, noise, part)
 
-        monkeypatch.setattr(_Loop, "step_by_picture", step_if_it_fits)
+        monkeypatch.setattr(Loop, "step_by_picture", step_if_it_fits)
         return sizes
 
     return fits

@@ -34,7 +34,7 @@ FLOORS = (
     ("app", "__main__"),
     ("cli",),
     ("ui",),
-    ("bulk", "verification", "doctor", "tuning", "warming"),
+    ("bulk", "engine", "verification", "doctor", "tuning", "warming"),
     ("runs", "pipelines", "acceleration"),
     ("models",),
     ("diffusion",),  # the models do not import it

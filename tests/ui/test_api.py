@@ -15,7 +15,7 @@ from gradio_client.exceptions import AppError
 from PIL import Image
 
 from fastdiff.cli import main
-from fastdiff.diffusion.loop import _Loop
+from fastdiff.diffusion.loop import Loop
 from fastdiff.kinds import MAX_SEED
 from fastdiff.pipelines import Pipeline
 from fastdiff.requests import defaults, png
@@ -343,7 +343,7 @@ def test_the_queue_goes_on_after_a_failure(client, monkeypatch, error, message):
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Loop, "step_by_picture", fail)
+        patch.setattr(Loop, "step_by_picture", fail)
         with pytest.raises(AppError, match=message) as refusal:
             client.predict(steps=1, api_name="/generate")
         assert "our own mistake" not in str(refusal.value)

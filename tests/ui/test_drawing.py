@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from fastdiff import cli
-from fastdiff.diffusion.loop import _Loop
+from fastdiff.diffusion.loop import Loop
 from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
 from fastdiff.pipelines import Pipeline
 from fastdiff.requests import png
@@ -114,20 +114,20 @@ def test_failures_while_drawing(engine, monkeypatch, tmp_path, error, expected):
 
     run = prepare(UncheckedRequest(steps=1), engine, LIMITS)
     engine.pipeline(run.card, None)
-    monkeypatch.setattr(_Loop, "step_by_picture", fail)
+    monkeypatch.setattr(Loop, "step_by_picture", fail)
     with pytest.raises(expected):
         list(draw(run, engine, tmp_path))
 
 
 def test_the_page_says_that_fewer_are_drawn_at_a_time(engine, monkeypatch, tmp_path):
-    step = _Loop.step_by_picture
+    step = Loop.step_by_picture
 
-    def step_one(self, x_t, i, noise, part):
+    def step_one(self, x_t, i, noise, part, earlier):
         if len(x_t[part]) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return step(self, x_t, i, noise, part)
+        return step(self, x_t, i, noise, part, earlier)
 
-    monkeypatch.setattr(_Loop, "step_by_picture", step_one)
+    monkeypatch.setattr(Loop, "step_by_picture", step_one)
     run = prepare(UncheckedRequest(num_images=3, steps=1, batch_size=2), engine, LIMITS)
     first, *others = [(bar(at), len(drawn)) for at, drawn in draw(run, engine, tmp_path)]
     assert "out of memory for 2 pictures at a time; continuing with at most 1" in first[0] and first[1] == 2

@@ -1,0 +1,237 @@
+"""Engine: requests of random arrival get the pictures that they get alone, wherever they share a step."""
+
+import itertools
+import random
+import threading
+from concurrent.futures import CancelledError
+
+import numpy as np
+import pytest
+import torch
+
+import fastdiff
+from fastdiff import InputError, NonFiniteError
+from fastdiff.diffusion.loop import Loop
+from fastdiff.diffusion.shared_steps import Company
+from fastdiff.engine import Engine
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPTS = ("a cat", "the photo of a cat riding", "an astronaut", "a cat 's photo")
+SIZES = ((16, 16), (16, 24), (32, 16))
+
+
+@pytest.fixture(scope="module")
+def pipe(text_folder):
+    return fastdiff.Pipeline.from_pretrained(text_folder("sd1"), device="cpu", scheduler="ddim")
+
+
+def options_of(random: random.Random) -> dict:
+    """Return the options of a request."""
+    height, width = random.choice(SIZES)
+    options = {
+        "prompt": random.choice(PROMPTS),
+        "num_inference_steps": random.randint(1, 6),
+        "seed": random.randint(0, 9),
+        "guidance_scale": random.choice([1.0, 3.0, 7.5]),
+        "height": height,
+        "width": width,
+    }
+    if random.random() < 0.3:
+        options |= {"negative_prompt": random.choice(PROMPTS), "batch_size": random.choice([1, 2])}
+    return options
+
+
+def pixels(output) -> list[np.ndarray]:
+    return [np.asarray(image) for image in output.images]
+
+
+def assert_same(output, expected) -> None:
+    for ours, theirs in zip(pixels(output), pixels(expected), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+class Steps:
+    """Records which requests take a step together, and lets others arrive meanwhile."""
+
+    def __init__(self, monkeypatch, as_graph: bool = False):
+        self.sizes: list[int] = []
+        self.keys: list = []
+        take = Company.as_graph if as_graph else Company.take
+
+        def recorded(company, asked, size):
+            self.sizes.append(len(asked))
+            self.keys.append(asked[0].key)
+            assert len({each.key for each in asked}) == 1 and size >= sum(each.pictures for each in asked)
+            return take(company, asked, size)
+
+        monkeypatch.setattr(Company, "take", recorded)
+
+
+def test_requests_of_random_arrival_get_the_pictures_that_they_get_alone(pipe, monkeypatch):
+    dice, steps = random.Random(7), Steps(monkeypatch)
+    asked = [options_of(dice) for _ in range(24)]
+    expected = [pipe(**options) for options in asked]
+    cancelled = {3, 11, 17}
+    futures: dict = {}
+    with Engine(max_batch=4, max_requests=9) as engine:
+
+        def arrive(count: int) -> None:
+            for _ in range(count):
+                i = len(futures)
+                if i < len(asked):
+                    futures[i] = engine.submit(pipe, on_step=lambda step: arrive(dice.randint(0, 2)), **asked[i])
+                    if i in cancelled:
+                        futures[i].cancel()
+
+        engine.submit(pipe, on_step=lambda step: arrive(3), **options_of(dice)).result()
+        while len(futures) < len(asked):
+            arrive(1)
+    for i, future in futures.items():
+        if i in cancelled:
+            assert future.cancelled()
+        else:
+            assert_same(future.result(), expected[i])
+    assert max(steps.sizes) > 1 and len(set(steps.keys)) > 2
+
+
+def test_an_operation_whose_bits_depend_on_the_batch_is_noticed(pipe, monkeypatch):
+    """Steps run as one batch, as on a GPU, by an operation that mixes the pictures."""
+    Steps(monkeypatch, as_graph=True)
+    usual = pipe.denoiser.predict
+
+    def mixed(x, *rest):
+        return usual(x + 1e-3 * x.mean(), *rest)
+
+    options = [{"prompt": prompt, "seed": i, "num_inference_steps": 3} for i, prompt in enumerate(PROMPTS)]
+    monkeypatch.setattr(pipe.denoiser, "predict", mixed)
+    monkeypatch.setattr(Loop, "step_alone", Loop.step_as_graph)
+    alone = [pipe(**each, output_type="latent").images for each in options]
+    with Engine() as engine:
+        together = [engine.submit(pipe, **each, output_type="latent") for each in options]
+    assert not all(torch.equal(future.result().images, each) for future, each in zip(together, alone, strict=True))
+
+
+@pytest.mark.parametrize("scheduler", ["ddim", "dpm++2m", "euler-a"])
+def test_one_batch_of_rows_at_steps_of_their_own(scheduler, text_folder, monkeypatch):
+    """The graph of a GPU, run without a graph: each row has its own schedule, step, text, scale, seed and history."""
+    pipe = fastdiff.Pipeline.from_pretrained(text_folder("sdxl"), device="cpu", scheduler=scheduler)
+    steps = Steps(monkeypatch, as_graph=True)
+    monkeypatch.setattr(Loop, "step_alone", Loop.step_as_graph)
+    options = [
+        {
+            "prompt": prompt,
+            "seed": i,
+            "num_inference_steps": 2 + 2 * i,
+            "guidance_scale": 2.0 + i,
+            "batch_size": 1 + i % 2,
+        }
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    alone = [pipe(**each, output_type="latent").images for each in options]
+    with Engine() as engine:
+        together = [engine.submit(pipe, **each, output_type="latent") for each in options]
+    assert max(steps.sizes) == len(options)
+    for future, expected in zip(together, alone, strict=True):
+        torch.testing.assert_close(future.result().images, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+class Held:
+    """A request that holds the turn after its first step until it is let go."""
+
+    def __init__(self, engine, pipe, **options):
+        self.begun, self.gate = threading.Event(), threading.Event()
+        self.future = engine.submit(pipe, on_step=self.wait, prompt="a cat", **options)
+        assert self.begun.wait(60)
+
+    def wait(self, step) -> None:
+        self.begun.set()
+        assert self.gate.wait(60)
+
+
+def test_keys_take_turns(pipe, monkeypatch):
+    steps = Steps(monkeypatch)
+    with Engine() as engine:
+        held = Held(engine, pipe, num_inference_steps=1)
+        for height, width in SIZES[:2]:
+            for seed in range(3):
+                engine.submit(pipe, prompt="a cat", seed=seed, num_inference_steps=4, height=height, width=width)
+        held.gate.set()
+    assert steps.sizes == [1] + [3] * 8
+    assert all(now != following for now, following in itertools.pairwise(steps.keys[1:]))
+
+
+def test_a_request_that_fails_fails_alone(pipe, monkeypatch):
+    options = {"prompt": "a cat", "num_inference_steps": 3, "height": 16, "width": 16}
+    expected = pipe(**options, seed=1)
+    bad = torch.full((1, 4, 8, 8), float("nan"))
+    with Engine() as engine:
+        good = engine.submit(pipe, **options, seed=1)
+        wrong = engine.submit(pipe, **options, guidance_scale=-1)
+        nan = engine.submit(pipe, **options, latents=bad)
+        also_good = engine.submit(pipe, **options, seed=1)
+    for future in (good, also_good):
+        assert_same(future.result(), expected)
+    with pytest.raises(InputError, match="guidance_scale"):
+        wrong.result()
+    with pytest.raises(NonFiniteError):
+        nan.result()
+
+
+def test_a_step_that_fails_is_tried_for_each_request_alone(pipe, monkeypatch):
+    options = {"prompt": "a cat", "num_inference_steps": 2}
+    expected, usual = pipe(**options, seed=1), Company.take
+
+    def fails(company, asked, size):
+        if len(asked) > 1:
+            raise RuntimeError("too many")
+        return usual(company, asked, size)
+
+    monkeypatch.setattr(Company, "take", fails)
+    with Engine() as engine:
+        futures = [engine.submit(pipe, **options, seed=1) for _ in range(3)]
+    for future in futures:
+        assert_same(future.result(), expected)
+
+
+def test_a_cancelled_request_ends_before_its_next_step(pipe):
+    seen, futures = list[int](), []
+
+    def after(step):
+        seen.append(step.index)
+        if step.index == 1:
+            futures[0].cancel()
+
+    with Engine() as engine:
+        held = Held(engine, pipe, num_inference_steps=1)
+        futures.append(engine.submit(pipe, on_step=after, prompt="a cat", num_inference_steps=6))
+        held.gate.set()
+    assert seen == [0, 1]
+    with pytest.raises(CancelledError):
+        futures[0].result()
+
+
+def test_closing(pipe):
+    engine = Engine()
+    held = Held(engine, pipe, num_inference_steps=3)
+    queued = engine.submit(pipe, prompt="a cat", num_inference_steps=3)
+    closing = threading.Thread(target=lambda: engine.close(cancel=True))
+    closing.start()
+    while not queued.cancelled():
+        pass
+    held.gate.set()
+    closing.join(60)
+    assert not closing.is_alive() and held.future.cancelled()
+    with pytest.raises(InputError, match="closed"):
+        engine.submit(pipe, prompt="a cat")
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_batch", 0), ("max_requests", "many"), ("max_batch", 1.5)])
+def test_wrong_numbers_are_named(name, value):
+    with pytest.raises(InputError, match=name):
+        Engine(**{name: value})
+
+
+def test_what_is_not_a_pipeline_is_named():
+    with Engine() as engine, pytest.raises(InputError, match="pipe: 'sd15'"):
+        engine.submit("sd15")
