@@ -29,6 +29,7 @@ from fastdiff.samplers.shared.schedule import Schedule
 
 # Called with the index of a step and x_{t-1}; see `denoise`
 AfterStep = Callable[[int, Tensor], tuple[Tensor, Conditions | None]]
+BeforeStep = Callable[[int], tuple[Tensor | None, Conditions | None]]
 
 ALL = slice(None)
 
@@ -81,6 +82,7 @@ def denoise(
     inputs: Tensor | None = None,
     control: Control | None = None,
     after_step: AfterStep | None = None,
+    before_step: BeforeStep | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield x_{t-1} and x0, each (N, H, W, C) float32, after every step.
 
@@ -98,6 +100,7 @@ def denoise(
         control: What controls the steps. A step without control runs the denoiser alone.
         after_step: Called with the index of a step and x_{t-1}. It returns the x_{t-1} that the next step starts from,
             and new conditions or None to keep them.
+        before_step: Called with the index of a step. It returns the step's x_t and conditions; None keeps each.
 
     Raises OutOfMemoryError.
     """
@@ -107,6 +110,12 @@ def denoise(
         x_t = known.begin(x_t)
     kept = x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:]) if schedule.multistep else None
     for i, draws in enumerate(schedule.draws_noise):
+        if before_step is not None:
+            given_x, changed = before_step(i)
+            x_t = x_t if given_x is None else given_x
+            if changed is not None:
+                conditions = changed
+                loops.clear()
         if weights != denoiser.weights_state:  # adapters have changed what was computed before the loop
             weights = denoiser.weights_state
             loops.clear()

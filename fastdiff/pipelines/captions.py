@@ -167,13 +167,27 @@ def caption_groups(
 
     def make(rows: list[int], step: int) -> Conditions:
         told = [half[of_pictures[row]] for half in halves for row in rows]
-        different = {id(each): each for each in told}
-        order = {identity: place for place, identity in enumerate(different)}
-        own, *null = upload([order[id(each)] for each in told], device).split(len(rows))
-        guided = None if guidance is None else replace(guidance, null_conditions=null[0])
-        return Conditions(None, own, guided, _prompt([*different.values()], size, device))
+        return conditions_of(told, guidance, size, device)
 
     return groups_of(keys, 1, make, lambda step: None)
+
+
+def conditions_of(
+    told: Sequence[Tensor], guidance: Guidance | None, size: tuple[int, int], device: torch.device
+) -> Conditions:
+    """Return the conditions of pictures.
+
+    Args:
+        told: the states (L, C) of each picture's caption and, with guidance, then of each one's negative caption.
+            Captions that are the same object share a condition.
+        guidance, size, device: as in `caption_groups`.
+    """
+    different = {id(each): each for each in told}
+    order = {identity: place for place, identity in enumerate(different)}
+    count = len(told) if guidance is None else len(told) // 2
+    own, *null = upload([order[id(each)] for each in told], device).split(count)
+    guided = None if guidance is None else replace(guidance, null_conditions=null[0])
+    return Conditions(None, own, guided, _prompt([*different.values()], size, device))
 
 
 def _prompt(states: Sequence[Tensor], size: tuple[int, int], device: torch.device) -> Prompt:

@@ -5,6 +5,7 @@ batch would change their bits. All texts are encoded before the first step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,11 @@ from fastdiff.models.blocks.protocols import DenoiserLike
 from fastdiff.pipelines.controlling import ControlRun
 from fastdiff.pipelines.drawing import Drawing, Started
 from fastdiff.samplers.shared.noise import NoiseSource
+
+# Called with the index of a step and x_{t-1} (N, H, W, C) of all pictures. It returns the x_{t-1} that the next step
+# starts from, and new conditions of each group, or None to keep them
+AfterGroups = Callable[[int, Tensor], tuple[Tensor, Sequence[Conditions] | None]]
+Changes = dict[int, tuple[Tensor, Conditions | None]]  # the place of a group -> what its next step starts from
 
 
 class Group(NamedTuple):
@@ -80,21 +86,30 @@ def denoise_groups(
     after_step: AfterStep | None,
     control: ControlRun | None = None,
     begun: Callable[[Started], None] | None = None,
+    after_groups: AfterGroups | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Return an iterator over x_{t-1} and x0, each (N, H, W, C) float32. The two functions are for a single group."""
-    if len(groups) == 1:
+    """Return an iterator over x_{t-1} and x0, each (N, H, W, C) float32.
+
+    `after_step` and `begun` are for a single group, `after_groups` for any number.
+    """
+    if len(groups) == 1 and after_groups is None:
         first = groups[0].of_steps[0]
         return drawing.denoise(denoiser, first, control=control, after_step=after_step, begun=begun)
-    return _in_turn(drawing, denoiser, groups, control)
+    return _in_turn(drawing, denoiser, groups, control, after_groups)
 
 
 def _in_turn(
-    drawing: Drawing, denoiser: DenoiserLike, groups: Sequence[Group], control: ControlRun | None
+    drawing: Drawing,
+    denoiser: DenoiserLike,
+    groups: Sequence[Group],
+    control: ControlRun | None,
+    after_groups: AfterGroups | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield a step when all groups have taken it."""
     x_t = drawing.start().x_t
     with naming_lost_device():
         noise = drawing.noise.of_steps(drawing.schedule.noise_dtype)
+    changes: Changes = {}
     runs = [
         denoise(
             denoiser,
@@ -105,13 +120,22 @@ def _in_turn(
             portions=drawing.portions,
             control=None if control is None else control.of_rows(group.rows),
             after_step=group.after_step,
+            before_step=partial(_taken, changes, place),
         )
-        for group, source in zip(groups, _sources(noise, groups), strict=True)
+        for place, (group, source) in enumerate(zip(groups, _sources(noise, groups), strict=True))
     ]
     order = torch.tensor([row for group in groups for row in group.rows]).argsort().to(x_t.device)
-    for results in zip(*runs, strict=True):
+    for step, results in enumerate(zip(*runs, strict=True)):
         x_t, x0 = (torch.cat(each)[order] for each in zip(*results, strict=True))
+        if after_groups is not None:
+            x_t, conditions = after_groups(step, x_t)
+            told = [None] * len(groups) if conditions is None else conditions
+            changes |= {place: (x_t[group.rows], told[place]) for place, group in enumerate(groups)}
         yield x_t, x0
+
+
+def _taken(changes: Changes, place: int, step: int) -> tuple[Tensor | None, Conditions | None]:
+    return changes.pop(place, (None, None))
 
 
 def _sources(noise: NoiseSource, groups: Sequence[Group]) -> list[NoiseSource]:

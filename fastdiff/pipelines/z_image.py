@@ -25,6 +25,7 @@ from fastdiff.models.model import Model
 from fastdiff.models.qwen3 import Qwen3Model
 from fastdiff.models.z_image import TRAIN_STEPS, ZImageTransformer2DModel
 from fastdiff.pipelines.base import Pipeline
+from fastdiff.pipelines.caption_callbacks import CallbackOptions, CaptionCallback, RunningZImage
 from fastdiff.pipelines.captions import CaptionEncoder, CaptionOptions, Captions, Texts, caption_groups
 from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
 from fastdiff.pipelines.image_to_image import Encoding, ImageOptions, ImageStart, read_image_to_image
@@ -42,8 +43,6 @@ REFUSED = {  # arguments of other pipelines and of diffusers, and why they are r
     "class_labels": "this model draws from prompts; leave them out",
     "mask_image": "Z-Image does not inpaint here; leave it out",
     "joint_attention_kwargs": "attention processors are not supported; leave them out",
-    "callback_on_step_end": "callbacks of Z-Image are not supported; use `stream`, which yields each step",
-    "callback_on_step_end_tensor_inputs": "callbacks of Z-Image are not supported; leave it out",
     "prompt_2": "this model has one text encoder; leave it out",
     "negative_prompt_2": "this model has one text encoder; leave it out",
     "clip_skip": "Z-Image always reads the last layer but one of its text encoder; leave it out",
@@ -154,14 +153,19 @@ class ZImagePipeline(Pipeline):
                 0.6.
             num_images_per_prompt: pictures for each prompt. Picture i has seed `seed + i`. A list of seeds replaces it.
             options: `negative_prompt`, `prompt_embeds` and `negative_prompt_embeds` (lists of (L, cap_feat_dim), one
-                for each prompt), `max_sequence_length`, and the arguments of `Pipeline.stream` except `eta`,
-                `use_clipped_model_output` and `timesteps`. `height` and `width` default to 1024. `output_type="latent"`
-                returns latents (N, C, h, w).
+                for each prompt), `max_sequence_length`, `callback_on_step_end`, called after each step as in diffusers,
+                with `callback_on_step_end_tensor_inputs` (any of `"latents"`, `"prompt_embeds"` and
+                `"negative_prompt_embeds"`; see `caption_callbacks.CaptionCallback`), and the arguments of
+                `Pipeline.stream` except `eta`, `use_clipped_model_output` and `timesteps`. `height` and `width` default
+                to 1024. `output_type="latent"` returns latents (N, C, h, w).
 
         Raises as `Pipeline.stream`.
         """
-        known = names_of(DrawingOptions, CaptionOptions) - {"horizon", "use_clipped_model_output", "eta", "timesteps"}
+        unused = {"horizon", "use_clipped_model_output", "eta", "timesteps"}
+        known = names_of(DrawingOptions, CaptionOptions, CallbackOptions) - unused
         given = accepted({**options, "prompt": prompt, "guidance_scale": guidance_scale}, known, REFUSED, "Z-Image")
+        calling = options_of(CallbackOptions, given)
+        calling.names()  # checks them
         most = _checked_norm(cfg_normalization)
         truncation = checked("cfg_truncation", cfg_truncation, NotNegative | None)
         captions = Captions(options_of(CaptionOptions, given), self.encoders, self.denoiser)
@@ -182,7 +186,14 @@ class ZImagePipeline(Pipeline):
         guidance = Guidance(1 + scale, torch.empty(0), interval=(0.0, share), most_norm=most) if guided else None
         _, height, width = drawing.shape
         groups = caption_groups(drawing.subjects, states, away, guidance, (height, width), self.device)
-        return self._run(drawing, denoise_groups(drawing, self.denoiser, groups, None))
+        after = None
+        if calling.callback_on_step_end is not None:
+            halves = [[half[i] for i in drawing.subjects] if half else [] for half in (states, away)]
+            running = RunningZImage(self, steps, scale)
+            after = CaptionCallback(
+                running, calling, drawing.schedule.timesteps, halves, groups, guidance, (height, width)
+            )
+        return self._run(drawing, denoise_groups(drawing, self.denoiser, groups, None, after_groups=after))
 
     def _start(self, options: ImageOptions, asked: DrawingOptions) -> ImageStart | None:
         """Return what a run with a picture starts from; None for a run without."""

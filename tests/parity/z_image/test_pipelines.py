@@ -194,7 +194,6 @@ REFUSED = {
     "mask": ({"mask_image": Image.new("L", (16, 16))}, "mask_image: Z-Image does not inpaint here"),
     "eta": ({"eta": 0.5}, "eta: a flow has no eta"),
     "timesteps": ({"timesteps": [999, 5]}, "timesteps: give sigmas"),
-    "callback": ({"callback_on_step_end": print}, "callback_on_step_end: callbacks of Z-Image are not supported"),
     "unknown": ({"refiner": 1}, "refiner: Z-Image have no such argument"),
 }
 
