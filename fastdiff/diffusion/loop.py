@@ -243,10 +243,8 @@ class Loop:
         self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Take a step, alone or with other runs: see `shared_steps`."""
-        share = sharing.get()
-        if share is not None:
-            return share(AskedStep(self, x_t, i, noise, part, earlier))
-        return self.step_alone(x_t, i, noise, part, earlier)
+        asked, share = AskedStep(self, x_t, i, noise, part, earlier), sharing.get()
+        return asked.alone() if share is None else share(asked)
 
     def key(self, x_t: Tensor, earlier: Tensor | None) -> tuple[Any, ...]:
         """Return what steps that are taken together have in common: all that changes shapes or launches.

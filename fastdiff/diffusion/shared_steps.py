@@ -89,7 +89,12 @@ class AskedStep:
 
     def alone(self) -> tuple[Tensor, ...]:
         """Take the step; return x_{t-1} and x0, and the next step's `earlier` if there is one."""
-        return self.loop.step_alone(self.x_t, self.i, self.noise, self.part, self.earlier)
+        return self.loop.step_alone(*self.arguments)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments of `step_alone` and `graph_call`."""
+        return self.x_t, self.i, self.noise, self.part, *(() if self.earlier is None else (self.earlier,))
 
 
 Share = Callable[[AskedStep], tuple[Tensor, ...]]
@@ -122,7 +127,7 @@ class Company:
 
     def as_graph(self, asked: Sequence[AskedStep], size: int) -> list[tuple[Tensor, ...]]:
         """Take the steps together on any device."""
-        calls = [each.loop.graph_call(each.x_t, each.i, each.noise, each.part, each.earlier) for each in asked]
+        calls = [each.loop.graph_call(*each.arguments) for each in asked]
         first, halves = calls[0], asked[0].loop.halves
         rows = partial(_join, size=size, halves=1)
         same = self._constants(asked, calls, size, halves)

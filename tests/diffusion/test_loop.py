@@ -138,11 +138,11 @@ def fits(monkeypatch):
         asked = []
         step = Loop.step_by_picture
 
-        def step_if_it_fits(self, x_t, i, noise, part, earlier=None):
+        def step_if_it_fits(self, x_t, i, noise, part):
             asked.append((i, len(x_t[part])))
             if len(x_t[part]) > most and i >= since:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-            return step(self, x_t, i, noise, part, earlier)
+            return step(self, x_t, i, noise, part)
 
         monkeypatch.setattr(Loop, "step_by_picture", step_if_it_fits)
         return asked

@@ -122,10 +122,10 @@ def test_failures_while_drawing(engine, monkeypatch, tmp_path, error, expected):
 def test_the_page_says_that_fewer_are_drawn_at_a_time(engine, monkeypatch, tmp_path):
     step = Loop.step_by_picture
 
-    def step_one(self, x_t, i, noise, part, earlier):
+    def step_one(self, x_t, i, noise, part):
         if len(x_t[part]) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return step(self, x_t, i, noise, part, earlier)
+        return step(self, x_t, i, noise, part)
 
     monkeypatch.setattr(Loop, "step_by_picture", step_one)
     run = prepare(UncheckedRequest(num_images=3, steps=1, batch_size=2), engine, LIMITS)
