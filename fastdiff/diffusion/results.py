@@ -39,7 +39,7 @@ class Step:
     finish: Callable[[], Any] | None = None  # after the last step: waits for the finished pictures and returns them
     decoder: Callable[[Tensor, str], Any] = decode  # decodes x_t or x0 to an output type
     small: Callable[[Tensor], Tensor] | None = None  # shrinks x0 for a preview, if the whole would take long
-    draft: Callable[[Tensor], Any] | None = None  # decodes x0 for a preview with the pipeline's `preview_vae`, if any
+    draft: Callable[[Tensor], Any] | None = None  # decodes x0 for a preview without the pipeline's own VAE
     trajectories: TrajectoryOutput | None = None  # the finished trajectories after the last step, instead of pictures
 
     @cached_property
@@ -58,8 +58,9 @@ class Step:
     def preview(self) -> list[Image.Image]:
         """Return PIL images of the current prediction `x0`: a preview that sharpens from step to step.
 
-        Previews of large latents are smaller than the final pictures, unless the pipeline has a `preview_vae`. Raises
-        InputError for trajectories.
+        Previews of large latents are smaller than the final pictures, unless the pipeline has a `preview_vae`. Without
+        it, previews of Z-Image have a pixel for each latent, with approximate colours. Raises InputError for
+        trajectories.
         """
         if self.draft is not None:
             return self.draft(self.x0)

@@ -215,7 +215,7 @@ class Pipeline(FromFolder):
         schedule, portions = drawing.schedule, drawing.portions
         extremes = Extremes(schedule, self.device)
         decoder, pace = partial(self._decode, portions, extremes), Pace(self.device)
-        draft = None if self.preview_vae is None else partial(self._draft, portions, extremes)
+        draft = partial(self._draft, portions, extremes) if self._has_drafts else None
         steps = self._denoising(steps)
         with naming_lost_device():
             for i, (x, x0) in enumerate(steps):
@@ -241,7 +241,7 @@ class Pipeline(FromFolder):
         return self._begin_decoding(portions, extremes, x, output_type)()
 
     def _draft(self, portions: Portions, extremes: Extremes, x0: Tensor) -> Any:
-        """Return the PIL images that `preview_vae` decodes, as `_decode` does."""
+        """Return the PIL images of a preview by `preview_vae` or a linear map, as `_decode` does."""
         return self._begin_decoding(portions, extremes, x0, "pil", self._begin_draft)()
 
     def _begin_decoding(

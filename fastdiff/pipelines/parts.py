@@ -14,6 +14,7 @@ from fastdiff.arguments import instance, optional, shown, text
 from fastdiff.checkpoints.model_info import ModelInfo
 from fastdiff.checkpoints.registry import CHAT_TOKENIZER, CONTROLNET, SCHEDULER, TOKENIZER, TOKENIZER_2, VAE
 from fastdiff.diffusion.decoding import LATENT, OutputType, begin_decode, begin_latents, check_channels
+from fastdiff.diffusion.latent_colors import FLUX, flux_colors
 from fastdiff.diffusion.pictures import check_state
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_move
@@ -90,6 +91,8 @@ class Parts:
     reads_text: ClassVar[bool] = False  # whether the pipeline takes prompts
     returns_latents: ClassVar[bool] = False  # whether the output type `latent` returns what the VAE would decode
 
+    latents_of_flux: ClassVar[bool] = False  # whether latents of 16 channels are of Flux's VAE
+
     def __init__(self, denoiser: Denoiser, scheduler: Any, info: ModelInfo | None, name: str, vae: Autoencoder | None):
         instance("denoiser", denoiser, Denoiser, f"a {' or '.join(DENOISERS)} of fastdiff")
         optional(instance, "info", info, ModelInfo, "a ModelInfo")
@@ -117,6 +120,8 @@ class Parts:
     @property
     def preview_vae(self) -> Autoencoder | None:
         """The VAE that decodes previews, such as an AutoencoderTiny. With None, the pipeline's own VAE does.
+
+        For Z-Image a linear map, which is approximate, does it instead of its own VAE.
 
         Setting it moves it to the pipeline's device. Raises InputError for a VAE of other latents, and in a pipeline
         that has no VAE.
@@ -274,8 +279,16 @@ class Parts:
         """Return the denoiser's result (N, H, W, C) as `begin_decode` takes it."""
         return x
 
+    @property
+    def _has_drafts(self) -> bool:
+        """Whether something cheaper than the pipeline's own VAE decodes previews."""
+        is_mapped = self.latents_of_flux and self.denoiser.config.state_channels == len(FLUX)
+        return is_mapped or self.preview_vae is not None
+
     def _begin_draft(self, x0: Tensor, output_type: str) -> Callable[[], Any]:
         """Start to decode x0 for a preview, as `_begin_decode` does."""
+        if self.preview_vae is None:
+            return begin_decode(flux_colors(x0), output_type)
         with self._working(self.preview_vae):
             return begin_decode(x0, output_type, self.preview_vae)
 

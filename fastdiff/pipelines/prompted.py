@@ -106,7 +106,8 @@ def _in_turn(
     after_groups: AfterGroups | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield a step when all groups have taken it."""
-    x_t = drawing.start().x_t
+    started = drawing.start()
+    x_t, known, inputs = started if len(groups) == 1 else (started.x_t, None, None)
     with naming_lost_device():
         noise = drawing.noise.of_steps(drawing.schedule.noise_dtype)
     changes: Changes = {}
@@ -118,6 +119,8 @@ def _in_turn(
             group.of_steps[0],
             noise=source,
             portions=drawing.portions,
+            known=known,
+            inputs=inputs,
             control=None if control is None else control.of_rows(group.rows),
             after_step=group.after_step,
             before_step=partial(_taken, changes, place),

@@ -64,6 +64,7 @@ class ZImagePipeline(Pipeline):
 
     reads_text: ClassVar[bool] = True
     returns_latents: ClassVar[bool] = True
+    latents_of_flux: ClassVar[bool] = True
     refused = REFUSED
     optional_parts: ClassVar[tuple[str, ...]] = (QWEN3.name, TOKENIZER.name)
     denoiser: ZImageTransformer2DModel

@@ -14,8 +14,12 @@ from fastdiff.checkpoints.loading import Load
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import DeviceLostError
 from fastdiff.pipelines import Pipeline
+from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.request import Request
+from fastdiff.runs.drawing import Run, draw
 from fastdiff.ui.engine import MAX_LOADED, Engine
-from fastdiff.ui.progress import _frame
+from fastdiff.ui.progress import _frame, preview
+from tests.parity.z_image import tiny as captions
 
 EMOJI64 = hub.BUNDLED / "emoji64"
 
@@ -55,6 +59,18 @@ def test_previews_come_from_the_preview_vae(engine, randomise, tmp_path):
         expected = theirs.decode(step.x0.permute(0, 3, 1, 2)).sample[0].permute(1, 2, 0)
     shown = torch.from_numpy(np.array(step.preview()[0])).float() / 127.5 - 1
     torch.testing.assert_close(shown, expected.clamp(-1, 1), rtol=0, atol=0.01)
+
+
+def test_the_page_shows_previews_of_z_image(randomise, tmp_path):
+    captions.pipeline(randomise, channels=16).save_pretrained(tmp_path / "z-image")
+    own = Engine(tmp_path, device="cpu")
+    sizes = {"height": 16, "width": 24, "num_inference_steps": 1, "guidance_scale": 0.0}
+    request = Request(model="./z-image", prompt=("a cat",), seed=(5,), **sizes)
+    card = own.catalogue.card("./z-image")
+    run = Run.prepare(request, card, COMMAND)
+    progress, *_ = draw(run, own.pipeline(card, None))
+    html = preview(progress)
+    assert "Preview of seed 5" in html and "data:image/png;base64," in html and "--w: 12px; --ratio: 1.5" in html
 
 
 def test_a_whole_preview_is_a_jpeg_and_a_small_one_a_png():

@@ -51,11 +51,15 @@ def tokenizer() -> transformers.Qwen2Tokenizer:
     return made
 
 
-def pipeline(randomise, **scheduler) -> diffusers.ZImagePipeline:
-    """Return diffusers' pipeline. scheduler: options of its scheduler."""
+def pipeline(randomise, channels=4, **scheduler) -> diffusers.ZImagePipeline:
+    """Return diffusers' pipeline. channels: of its latents; Z-Image has 16. scheduler: options of its scheduler."""
     words = tokenizer()
     encoder = transformers.Qwen3Model(transformers.Qwen3Config(vocab_size=len(words), **ENCODER))
-    models = [diffusers.ZImageTransformer2DModel(**TRANSFORMER), diffusers.AutoencoderKL(**VAE), encoder]
+    models = [
+        diffusers.ZImageTransformer2DModel(**TRANSFORMER | {"in_channels": channels}),
+        diffusers.AutoencoderKL(**VAE | {"latent_channels": channels}),
+        encoder,
+    ]
     for model in models:
         randomise(model)
         with torch.no_grad():
