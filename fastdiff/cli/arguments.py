@@ -264,3 +264,19 @@ def device(text: str) -> str:
     if text not in ("auto", "cpu", "cuda") and not text.removeprefix("cuda:").isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not {DEVICES}")
     return text
+
+
+def sizes(text: str) -> list[tuple[int, int]]:
+    """Parse sizes such as 512x512,1024x768."""
+    found = []
+    for size in text.split(","):
+        width, cross, height = size.partition("x")
+        if not (cross and width.isdecimal() and height.isdecimal()):
+            raise argparse.ArgumentTypeError(f"{size!r} is not a size such as 1024x1024")
+        found.append((int(width), int(height)))
+    return found
+
+
+def batches(text: str) -> tuple[int, ...]:
+    """Parse batches such as 1,4."""
+    return tuple(count(batch) for batch in text.split(","))

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from fastdiff.cli.arguments import add_file_arguments, add_scheduler_argument, count
+from fastdiff.cli.arguments import add_file_arguments, add_scheduler_argument, batches, sizes
 from fastdiff.cli.streams import printable, require_stdout, say
 from fastdiff.errors import InputError
 from fastdiff.requests import defaults
@@ -18,11 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--revision", help="branch, tag or commit of a hub model")
     add(
         "--size",
-        type=_sizes,
+        type=sizes,
         metavar="WxH,...",
         help="sizes in pixels (default: the training size)",
     )
-    add("--batch", type=_batches, default=(1,), metavar="N,...", help="pictures at once (default: 1)")
+    add("--batch", type=batches, default=(1,), metavar="N,...", help="pictures at once (default: 1)")
     add(
         "--card",
         metavar="sm_NN",
@@ -60,28 +60,12 @@ def run(args: argparse.Namespace) -> int:
     model, card = find_model(request), find_card(args.card)
     if args.size and model.config.of_trajectories:
         raise InputError(f"--size: {model.name} draws trajectories; leave it out")
-    sizes = [{"width": width, "height": height} for width, height in args.size or ()] or [{}]
+    each = [{"width": width, "height": height} for width, height in args.size or ()] or [{}]
     failed: list[str] = []
-    for row in warm(request, model, card, sizes, args.batch):
+    for row in warm(request, model, card, each, args.batch):
         text = f"{row.size}, batch {row.batch}: {row.kernels} kernels, {row.compiled} compiled in {row.seconds:.1f} s"
         print(json.dumps(vars(row)) if args.json else printable(text), flush=True)
         failed += row.failed
     if failed:
         say("\n".join(["not compiled:", *map(printable, failed)]))
     return 1 if failed else 0
-
-
-def _sizes(text: str) -> list[tuple[int, int]]:
-    """Parse sizes such as 512x512,1024x768."""
-    sizes = []
-    for size in text.split(","):
-        width, cross, height = size.partition("x")
-        if not (cross and width.isdecimal() and height.isdecimal()):
-            raise argparse.ArgumentTypeError(f"{size!r} is not a size such as 1024x1024")
-        sizes.append((int(width), int(height)))
-    return sizes
-
-
-def _batches(text: str) -> list[int]:
-    """Parse batches such as 1,4."""
-    return [count(batch) for batch in text.split(",")]

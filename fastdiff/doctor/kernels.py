@@ -14,9 +14,9 @@ def findings(machine: Machine) -> list[Finding]:
     if machine.platform != "CUDA":
         return [Finding("kernels", "off: they need a CUDA card and Triton", values={"on": False})]
     device = machine.device
-    obstacle = fp8_obstacle(device)
+    obstacle, tiles = fp8_obstacle(device), current(device).source
     return [
-        Finding("kernels", f"on; tiles by {current(device).source}", values={"on": True}),
+        Finding("kernels", f"on; tiles by {tiles}", values={"on": True, "tiles": tiles}),
         Finding("fp8", f"off: the card is {obstacle}" if obstacle else "on", values={"on": obstacle is None}),
         fast_kernels(device),
     ]

@@ -29,6 +29,7 @@ from fastdiff.execution.replaying.cuda_graphs import Graphed
 from fastdiff.execution.replaying.trees import Function, Plainly
 from fastdiff.kernels.host.compiling import get_ready
 from fastdiff.kernels.host.weights import Quantised
+from fastdiff.kernels.plans.tuning import table_in_use
 from fastdiff.kinds import Precision
 from fastdiff.models.blocks.protocols import MergingLike
 from fastdiff.models.surface import Surface
@@ -337,10 +338,11 @@ class Model(Surface, metaclass=_Building):
         """
         if not self.use_graphs:
             return Plainly(function)
-        if name not in self._graphs:
+        key = name, table_in_use()  # a graph keeps the tiles that it was captured with
+        if key not in self._graphs:
             is_cuda = self.device.type == "cuda"
-            self._graphs[name] = Graphed(function) if is_cuda else Programmed(function, packs=not self.is_shared)
-        return self._graphs[name]
+            self._graphs[key] = Graphed(function) if is_cuda else Programmed(function, packs=not self.is_shared)
+        return self._graphs[key]
 
     def release_graphs(self) -> None:
         """Free all CUDA graphs and their memory. They are captured again when needed."""

@@ -4,12 +4,15 @@ The usual choice must agree with torch in a wider dtype. Every other candidate m
 of several repeats, in poisoned memory.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastdiff.execution.devices import is_lost
+from fastdiff.kernels.host.weights import Scaled
 from fastdiff.tuning import timing
 from fastdiff.tuning.forwards import in_dtype
 from fastdiff.tuning.shapes import Shape
@@ -21,7 +24,7 @@ GAIN = 0.97  # a choice gets an entry if it takes at most this share of the usua
 def tune(shape: Shape) -> dict[str, Any]:
     """Check and time the candidates of a shape. Return a row of results, whose `choice` is None to keep the usual one.
 
-    Raises ArithmeticError if the usual choice is wrong.
+    Raises ArithmeticError if the usual choice is wrong, and RuntimeError if the GPU fails.
     """
     expected = proven(shape)
     refused = {candidate: why for candidate in shape.candidates[1:] if (why := fault(shape, candidate, expected))}
@@ -74,7 +77,10 @@ def proven(shape: Shape) -> list[Tensor]:
 
 def _reference(shape: Shape, dtype: torch.dtype | None) -> Any:
     """Return the reference's output for the shape's arguments, in `dtype` or as they are."""
-    args, options = shape.arguments if dtype is None else in_dtype(shape.arguments, dtype)
+    args, options = shape.arguments
+    if dtype is not None:
+        args = tuple(replace(each, dtype=dtype) if isinstance(each, Scaled) else in_dtype(each, dtype) for each in args)
+        options = in_dtype(options, dtype)
     return shape.reference(*args, **options)
 
 
@@ -85,6 +91,8 @@ def fault(shape: Shape, candidate: tuple, expected: list[Tensor]) -> str | None:
             outputs = poisoned(shape, candidate)
             torch.cuda.synchronize() if timing.DEVICE.type == "cuda" else None
         except Exception as error:
+            if is_lost(error):  # everything after it would fail too
+                raise
             return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         if not all(map(torch.equal, outputs, expected)):
             return "other bits"

@@ -1,5 +1,6 @@
 """The shapes for which a forward looks up a tuning table, and their candidates."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -20,6 +21,7 @@ class Shape(NamedTuple):
     run: Callable[[], Any]
     reference: Callable[..., Any]  # takes the arguments in any dtype
     arguments: tuple[tuple, dict[str, Any]]
+    lookups: int = 1  # in a forward
 
     def choosing(self, candidate: tuple) -> Any:
         """Return a context in which the operation uses a candidate."""
@@ -33,6 +35,7 @@ class Asked(Recorder):
         super().__init__()
         self.arguments: list[tuple] = []  # of the calls in progress, the innermost last
         self.shapes: dict[tuple[str, str], Shape] = {}
+        self.counts: Counter[tuple[str, str]] = Counter()
 
     @contextmanager
     def call(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
@@ -43,6 +46,7 @@ class Asked(Recorder):
 
     def choose(self, operation: str, name: str, usual: Any, candidates: Callable) -> Any:
         """Return the usual choice; see `kernels.plans.tuning.Table.choose`."""
+        self.counts[operation, name] += 1
         if (operation, name) not in self.shapes:
             called, args, kwargs = self.arguments[-1]
             each = list(dict.fromkeys([usual, *candidates()]))
@@ -56,7 +60,7 @@ def shapes_of(forward: Callable[[], Any]) -> list[Shape]:
     asked: Any = Asked()
     with using(asked), record(timing.DEVICE, asked):
         forward()
-    return list(asked.shapes.values())
+    return [shape._replace(lookups=asked.counts[place]) for place, shape in asked.shapes.items()]
 
 
 def compile_candidates(shapes: list[Shape]) -> None:

@@ -25,6 +25,7 @@ from fastdiff.doctor.packages import version_of
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.execution.devices import device_name, dtype_name, is_lost, naming_lost_device
 from fastdiff.execution.memory import is_out_of_memory, or_explain
+from fastdiff.kernels.plans.tuning import NO_TABLE, current
 from fastdiff.requests.request import Request
 from fastdiff.tuning.timing import measure
 from fastdiff.verification.comparisons import import_verified
@@ -87,7 +88,9 @@ class Bench:
         size = subject.size(request.height, request.width)
         found = machine.findings(machine.Machine.look())
         facts = {name: value for finding in found for name, value in finding.values.items()}
-        return cls(subject, how, size, batch_size, steps, with_compile, device_name(how.device), facts)
+        table = current(how.device)
+        notes = [] if table is NO_TABLE else [f"tiles by {table.source}"]
+        return cls(subject, how, size, batch_size, steps, with_compile, device_name(how.device), facts, notes=notes)
 
     def run(self) -> None:
         """Measure everything. A peer that fails gets a row with the reason, and the others are measured.

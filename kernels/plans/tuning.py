@@ -4,11 +4,12 @@
 `~/.cache/fastdiff/tables`). Without a table for its card, an operation uses its built-in rules.
 
 A table does not affect any bit. It chooses among the candidates that an operation offers, none of which changes the
-order of a sum; entries that are not candidates are ignored. A table made with another version of Triton is not used,
-because its choices were checked only with that version.
+order of a sum; entries that are not candidates are ignored. A table made with another version of Triton or with other
+kernels is not used, because its choices were checked only with those.
 """
 
 import functools
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -56,6 +57,12 @@ def using(table: Table) -> Iterator[None]:
         _table.reset(token)
 
 
+def table_in_use() -> str | None:
+    """Return the source of the table of the innermost `using`; None outside of it."""
+    table = _table.get()
+    return None if table is None else table.source
+
+
 def tuned(
     operation: str, device: torch.device, shape: Callable[[], str], usual: T, candidates: Callable[[], Iterable[T]]
 ) -> T:
@@ -92,17 +99,39 @@ def card_table(card: str) -> Table:
 
 def read_table(file: Path) -> Table:
     """Read a table. A table that cannot be used has no choices, and its `source` says why."""
+    content, problem = read_content(file)
+    if problem:
+        return Table(f"{RULES}; {problem}")
+    return Table(str(file), content["choices"]) if any(content["choices"].values()) else NO_TABLE
+
+
+def read_content(file: Path) -> tuple[dict[str, Any], str]:
+    """Return the content of a table's file, and why it must not be used ("" if it may)."""
     try:
         content = json.loads(file.read_text())
-        made_with, choices = content["triton"], content["choices"]
-        usable = all(isinstance(chosen, list) for shapes in choices.values() for chosen in shapes.values())
+        made_with, shapes = (
+            content["triton"],
+            [each for chosen in content["choices"].values() for each in chosen.values()],
+        )
+        usable = all(isinstance(chosen, list) for chosen in shapes)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         usable = False
     if not usable:
-        return Table(f"{RULES}; {file} is not a tuning table")
+        return {}, f"{file} is not a tuning table"
     if made_with != triton.__version__:
-        return Table(f"{RULES}; {file} was made with Triton {made_with}, not {triton.__version__}")
-    return Table(str(file), choices)
+        return {}, f"{file} was made with Triton {made_with}, not {triton.__version__}"
+    if content.get("kernels") != kernels_digest():
+        return {}, f"{file} was made with other kernels"
+    return content, ""
+
+
+@functools.cache
+def kernels_digest() -> str:
+    """Return a short hash of the source code of all kernels."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def user_folder() -> Path:

@@ -16,6 +16,7 @@ from fastdiff.doctor import examination, folders, kernels, machine, packages, sp
 from fastdiff.doctor.finding import Finding
 from fastdiff.doctor.machine import Machine
 from fastdiff.kernels.plans import choices, confirmation
+from fastdiff.kernels.plans.tuning import Table
 from tests.support.waiting import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +70,15 @@ def test_remedies_name_what_is_wrong(monkeypatch):
 def test_kernels_are_off_without_a_card():
     (finding,) = kernels.findings(BARE)
     assert finding.text.startswith("off") and not finding.is_wrong
+
+
+def test_the_table_in_use_is_named(monkeypatch):
+    monkeypatch.setattr(kernels, "current", lambda device: Table("tables/nvidia-h200.json"))
+    monkeypatch.setattr(kernels, "fp8_obstacle", lambda device: None)
+    monkeypatch.setattr(kernels, "fast_kernels", lambda device: Finding("fast kernels", "on"))
+    finding = found(kernels.findings(CARD), "kernels")
+    assert finding.text == "on; tiles by tables/nvidia-h200.json"
+    assert finding.as_dict()["tiles"] == "tables/nvidia-h200.json"
 
 
 class TestFastKernels:

@@ -11,7 +11,7 @@ from tests.tuning.doubling import CPU, MILLISECONDS
 
 @pytest.fixture
 def tunes(monkeypatch, tmp_path):
-    """Run kernels here, with the times MILLISECONDS for candidates. Tables are in tmp_path, for Triton 3.6.0."""
+    """Run kernels here, with the times MILLISECONDS. Tables are in tmp_path, for Triton 3.6.0."""
     times = dict(MILLISECONDS)
     triton = SimpleNamespace(__version__="3.6.0")
     monkeypatch.setattr(choices, "unavailable", lambda device: None)
@@ -19,5 +19,9 @@ def tunes(monkeypatch, tmp_path):
     for module in (tables, tuning):
         monkeypatch.setattr(module, "triton", triton)
     monkeypatch.setattr(timing, "DEVICE", CPU)
-    monkeypatch.setattr(timing, "measure", lambda calls, seconds: {name: times.get(eval(name), 0.1) for name in calls})
+
+    def measure(calls, *, seconds, graph=True):
+        return {name: times[name] if name in times else times.get(eval(name), 0.1) for name in calls}
+
+    monkeypatch.setattr(timing, "measure", measure)
     return times

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from fastdiff import cli
-from fastdiff.checkpoints.single_files import cards
-from fastdiff.tuning import judging, timing, tuner
-from tests.checkpoints.single_files import ldm
+from fastdiff.tuning import judging, tuner
 from tests.tuning.doubling import FAST, doubling
 
 CARD = "NVIDIA Tiny"
+FOUND = "2000.0 us, best 1000.0 us; ['fast', 4] instead of ['usual', 4], 4 of 7 refused"
+GAIN = "10.000 ms, with the table 9.000 ms (1.111 times as fast)"
 
 
 @pytest.fixture
@@ -26,8 +26,10 @@ def card(tunes, monkeypatch):
 def test_a_row_for_each_shape_then_the_table(card, capsys, tmp_path):
     assert cli.main(["tune", "emoji64_b64", "dit_b2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "emoji64_b64  doubling 64: 2000.0 us, best 1000.0 us; ['fast', 4] instead of ['usual', 4], 4 of 7 refused",
-        "dit_b2  doubling 2: 2000.0 us, best 1000.0 us; ['fast', 4] instead of ['usual', 4], 4 of 7 refused",
+        f"emoji64_b64  [1/1, 0.0 min left]  doubling 64: {FOUND}",
+        f"emoji64_b64: 1 of 1 shapes measured, 1 with a faster choice; {GAIN}",
+        f"dit_b2  [1/1, 0.0 min left]  doubling 2: {FOUND}",
+        f"dit_b2: 1 of 1 shapes measured, 1 with a faster choice; {GAIN}",
         f"saved in {tmp_path / 'nvidia-tiny.json'}",
     ]
     choices = json.loads((tmp_path / "nvidia-tiny.json").read_text())["choices"]
@@ -37,14 +39,49 @@ def test_a_row_for_each_shape_then_the_table(card, capsys, tmp_path):
 def test_rows_as_json(card, tunes, capsys):
     tunes[FAST] = 2.0
     assert cli.main(["tune", "emoji64_b64", "--json"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    row = json.loads(line)
+    row, whole = map(json.loads, capsys.readouterr().out.splitlines())
     assert (row["workload"], row["operation"], row["shape"], row["choice"]) == ("emoji64_b64", "doubling", "64", None)
+    assert whole == {"workload": "emoji64_b64", "measured": 1, "shapes": 1, "choices": 0, "dropped": 0}
+
+
+def test_what_gains_nothing_is_said(card, tunes, capsys, tmp_path):
+    tunes["tuned"] = 10.0
+    assert cli.main(["tune", "emoji64_b64"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "emoji64_b64: 1 of 1 shapes measured, 1 with a faster choice; 10.000 ms, with the table 10.000 ms "
+        "(1.000 times as fast); no gain, so 1 choices were dropped",
+        f"saved in {tmp_path / 'nvidia-tiny.json'}, which has no choices",
+    ]
+    tunes[FAST] = 2.0
+    assert cli.main(["tune", "dit_b2"]) == 0
+    assert "dit_b2: 1 of 1 shapes measured; the defaults are the fastest\n" in capsys.readouterr().out
+
+
+def test_the_time_that_is_over(card, monkeypatch, capsys):
+    now = iter(range(0, 10**6, 20))  # seconds
+    monkeypatch.setattr(tuner, "clock", lambda: next(now))
+    assert cli.main(["tune", "emoji64_b64", "dit_b2", "--minutes", "1"]) == 0
+    out, said = capsys.readouterr()
+    assert "doubling" not in out
+    assert said.splitlines() == [
+        "fastdiff: the time is over, and the same command goes on; not tuned yet:",
+        "emoji64_b64: 1 of 1 shapes",
+        "dit_b2: not begun",
+    ]
+
+
+def test_a_table_that_cannot_be_gone_on_with_is_said(card, capsys, tmp_path):
+    file = tmp_path / "nvidia-tiny.json"
+    file.write_text(json.dumps({"triton": "1.0", "choices": {}}))
+    assert cli.main(["tune", "emoji64_b64"]) == 0
+    assert capsys.readouterr().err == f"fastdiff: starting anew: {file} was made with Triton 1.0, not 3.6.0\n"
+    assert cli.main(["tune", "emoji64_b64"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_all_workloads_where_none_is_named(card, monkeypatch):
     asked = []
-    monkeypatch.setattr(tuner, "rows", lambda forwards, card, wrong: asked.extend(forwards) or [])
+    monkeypatch.setattr(tuner.Tuning, "rows", lambda tuning: asked.extend(tuning.forwards) or [])
     assert cli.main(["tune"]) == 0
     assert asked == list(tuner.WORKLOADS)
 
@@ -64,31 +101,16 @@ def test_what_cannot_be_proven_is_said_and_the_rest_is_tuned(card, monkeypatch, 
     monkeypatch.setattr(tuner, "forward", forward)
     assert cli.main(["tune", "ddpm32_b512", "dit_b2", "emoji64_b64"]) == 1
     out, said = capsys.readouterr()
-    assert [line.split()[0] for line in out.splitlines()] == ["emoji64_b64"]
+    assert [line.split()[0] for line in out.splitlines()] == ["emoji64_b64", "emoji64_b64:"]
     assert said.splitlines()[1:] == ["ddpm32_b512: out of memory", "doubling 2: the usual choice has an error of 3"]
 
 
 def test_a_model_of_ones_own(card, monkeypatch):
     made = []
-    monkeypatch.setattr(tuner, "rows", lambda forwards, card, wrong: made.extend(forwards.items()) or [])
-    assert cli.main(["tune", "--model", "emoji64", "--batch-size", "3"]) == 0
-    ((name, make),) = made
-    assert name == "emoji64" and make.args == ("emoji64", 3)
-
-
-@pytest.mark.slow
-def test_a_model_of_ones_own_is_drawn():
-    ((_, make),) = tuner.of_model("emoji64", 2).items()
-    assert len(make()().images) == 2
-
-
-def test_a_single_file_is_drawn(tmp_path, monkeypatch):
-    _, _, folder, file = ldm.save_pipeline("sd1", tmp_path)
-    (tmp_path / "sd1").symlink_to(folder)
-    monkeypatch.setattr(cards, "CONFIGS", tmp_path)
-    monkeypatch.setattr(timing, "DEVICE", "cpu")
-    ((name, make),) = tuner.of_model(str(file), 2).items()
-    assert name == str(file) and len(make()().images) == 2
+    monkeypatch.setattr(tuner.Tuning, "rows", lambda tuning: made.extend(tuning.forwards) or [])
+    assert cli.main(["tune", "--model", "emoji64", "--batch-size", "1,3", "--size", "64x64,128x96"]) == 0
+    sizes = [f"{size}, batch {batch}" for size in ("64x64", "128x96") for batch in (1, 3)]
+    assert made == [f"emoji64, {each}" for each in sizes]
 
 
 @pytest.mark.parametrize(
@@ -96,9 +118,14 @@ def test_a_single_file_is_drawn(tmp_path, monkeypatch):
     [
         (["emoji63_b1"], "unknown WORKLOAD 'emoji63_b1'; use ddpm32_b1, "),
         (["dit_b2", "--model", "emoji64"], "--model and WORKLOAD exclude each other; give only one"),
-        (["--batch-size", "0"], "argument --batch-size: 0 is not a whole number of at least 1; see fastdiff tune "),
+        (["--batch-size", "0"], "argument -b/--batch-size: 0 is not a whole number of at least 1; see fastdiff tune "),
+        (["--minutes", "0"], "argument --minutes: 0 is not a number of minutes above 0; see fastdiff tune "),
+        (["--minutes", "nan"], "argument --minutes: nan is not a number of minutes above 0; see fastdiff tune "),
+        (["--size", "64x64"], "--size needs --model"),
+        (["dit_b2", "--batch-size", "2"], "--batch-size needs --model"),
+        (["--control", "emoji-edges"], "--control needs --model"),
     ],
-    ids=["workload", "both", "batch-size"],
+    ids=["workload", "both", "batch-size", "minutes", "nan", "size", "batches", "control"],
 )
 def test_bad_input_is_one_line(argv, message, capsys):
     assert cli.main(["tune", *argv]) == 2

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from fastdiff.kernels.host.weights import Scaled
 from fastdiff.tuning import judging
 from tests.tuning.doubling import FAILING, FAST, OTHER_BITS, RACING, UNWRITTEN, USUAL, shape_of
 
@@ -27,6 +28,27 @@ def test_what_a_kernel_does_not_write_is_nan(tunes):
     unwritten = shape_of(torch.randn(64))._replace(run=lambda: torch.empty(3))
     (output,) = judging.poisoned(unwritten, USUAL)
     assert output.isnan().all()
+
+
+def test_a_gpu_that_fails_ends_the_tuning(tunes):
+    def lose() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    shape = shape_of(torch.randn(64))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        judging.fault(shape._replace(run=lose), FAST, [])
+
+
+def test_the_truth_of_8_bit_activations_is_wider(tunes):
+    values = torch.randn(1, 4, 16).to(torch.float8_e4m3fn)
+    given = Scaled(values, torch.full((1, 4), 0.3), torch.bfloat16)
+    seen = shape_of(torch.randn(64))._replace(
+        reference=lambda x, *, bias: x.dequantised(x.dtype) + bias,
+        arguments=((given,), {"bias": torch.ones(16, dtype=torch.bfloat16)}),
+    )
+    exact = 0.3 * values.float() + 1
+    assert judging._reference(seen, None).dtype == torch.bfloat16
+    assert torch.allclose(judging._reference(seen, torch.float32), exact, rtol=1e-6)
 
 
 @pytest.mark.parametrize("output", [float("nan"), 0.0], ids=["nan", "zeros"])

@@ -19,6 +19,7 @@ def test_a_shape_is_met_once(tunes):
     assert isinstance(shapes.Asked(), Recorder)
     found = shapes.shapes_of(lambda: (doubling(x), doubling(x), doubling(torch.randn(4))))
     assert [(each.operation, each.name) for each in found] == [("doubling", "8"), ("doubling", "4")]
+    assert [each.lookups for each in found] == [2, 1]
     assert torch.equal(found[0].run(), 2 * x)
 
 

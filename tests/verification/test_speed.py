@@ -11,6 +11,7 @@ import torch
 import fastdiff
 from fastdiff.checkpoints.configs.unet1d import UNet1DConfig
 from fastdiff.errors import DeviceLostError, InputError
+from fastdiff.kernels.plans.tuning import Table
 from fastdiff.requests.request import Request
 from fastdiff.verification import peers, speed
 from fastdiff.verification.speed import Bench, Row
@@ -97,6 +98,11 @@ def test_a_planner_has_no_height():
     subject = peers.Subject("plan", None, None, UNet1DConfig.from_mapping(policy(8, 16), "config"))
     with pytest.raises(InputError, match="height, width: plan plans trajectories, which have neither; leave them out"):
         subject.size(8, None)
+
+
+def test_the_table_in_use_is_a_note(tiny, monkeypatch):
+    monkeypatch.setattr(speed, "current", lambda device: Table("tables/nvidia-h200.json"))
+    assert Bench.prepare(Request(model=str(tiny)), "cpu").notes == ["tiles by tables/nvidia-h200.json"]
 
 
 def test_steps_are_the_forwards_of_a_turn(tiny, monkeypatch):

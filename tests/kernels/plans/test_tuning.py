@@ -16,7 +16,8 @@ from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.plans import tuning
 from fastdiff.kernels.plans.tuning import NO_TABLE, Table, card_table, file_name, named, read_table, tuned, using
-from tests.kernels import test_attention, test_conv2d, test_geglu, test_linear
+from fastdiff.kernels.swiglu import swiglu
+from tests.kernels import test_attention, test_conv2d, test_geglu, test_linear, test_swiglu
 from tests.support.accuracy import peer_and_truth
 
 VERSION = getattr(triton, "__version__", "3.6.0")
@@ -34,7 +35,7 @@ def folder(monkeypatch, tmp_path):
 def write(folder, choices, version=VERSION):
     folder.mkdir(exist_ok=True)
     file = folder / "nvidia-h200.json"
-    file.write_text(json.dumps({"triton": version, "choices": choices}))
+    file.write_text(json.dumps({"triton": version, "kernels": tuning.kernels_digest(), "choices": choices}))
     return file
 
 
@@ -62,6 +63,26 @@ def test_a_file_is_named_after_its_card():
 def test_a_table_of_another_triton_is_not_used(folder):
     file = write(folder, {"linear": {"1": [1]}}, version="2.0")
     assert read_table(file) == Table(f"the built-in rules; {file} was made with Triton 2.0, not {VERSION}")
+
+
+def test_a_table_of_other_kernels_is_not_used(folder, monkeypatch):
+    file = write(folder, {"linear": {"1": [1]}})
+    monkeypatch.setattr(tuning, "kernels_digest", lambda: "another")
+    assert read_table(file) == Table(f"the built-in rules; {file} was made with other kernels")
+
+
+def test_the_digest_of_the_kernels_changes_with_their_code(tmp_path, monkeypatch):
+    (tmp_path / "plans").mkdir()
+    monkeypatch.setattr(tuning, "__file__", str(tmp_path / "plans" / "tuning.py"))
+    (tmp_path / "linear.py").write_text("a = 1")
+    first = tuning.kernels_digest.__wrapped__()
+    (tmp_path / "linear.py").write_text("a = 2")
+    assert tuning.kernels_digest.__wrapped__() != first != tuning.kernels_digest()
+
+
+def test_a_table_without_choices_is_none(folder):
+    write(folder, {"linear": {}})
+    assert card_table("NVIDIA H200") is NO_TABLE
 
 
 @pytest.mark.parametrize(
@@ -119,6 +140,7 @@ CALLS: dict[str, Callable] = {
     "conv2d-last": lambda n, draw: conv(n, 8, 64, 3, draw=draw),
     "linear": lambda n, draw: tokens(n, 32, 64, 96, draw=draw, gate=draw(n, 96), residual=draw(n, 32, 96)),
     "geglu": lambda n, draw: (geglu, tokens(n, 32, 64, 64, draw=draw)[1], {}),
+    "swiglu": lambda n, draw: (swiglu, tokens(n, 32, 64, 64, draw=draw)[1], {}),
     "attention": lambda n, draw: (attention, tuple(draw(n, 80, 80) for _ in "qkv"), {"heads": 2}),
     "attention-causal": lambda n, draw: (
         attention,
@@ -130,6 +152,7 @@ BY_TORCH = {
     conv2d: test_conv2d.by_torch,
     linear: test_linear.by_torch,
     geglu: test_geglu.by_torch,
+    swiglu: test_swiglu.by_torch,
     attention: test_attention.by_torch,
 }
 ON_GPU: dict[str, Callable] = {
