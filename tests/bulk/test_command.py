@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from fastdiff.cli import main
 from fastdiff.requests import png
 from tests.checkpoints.single_files import ldm
+from tests.parity.z_image import tiny as captions
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # like a worker
 
@@ -225,3 +226,33 @@ def test_a_single_file_draws_the_pictures_of_its_folder(here, tmp_path, capsys):
     capsys.readouterr()
     assert main(of_file) == 2
     assert "bits would differ from those in files: this is model files" in capsys.readouterr().err
+
+
+def test_z_image_in_8_bits_draws_what_sample_draws(here, randomise, capsys, digests, tmp_path):
+    captions.pipeline(randomise).save_pretrained(tmp_path / "z-image")
+    asked = [
+        "-m",
+        "z-image",
+        "--prompt",
+        "a cat",
+        "--prompt",
+        "a dog in the snow",
+        "--num-images",
+        "2",
+        "--device",
+        "cpu",
+    ]
+    asked += ["--steps", "2", "--cfg-scale", "2", "--height", "16", "--width", "24"]
+    for precision in ("int8", "full"):
+        options = [*asked, "--precision", precision]
+        for command in ("bulk", "sample"):
+            assert said(capsys, command, *options, "-o", f"{command}-{precision}")[0] == 0
+        bulk, sample = ({*digests(tmp_path / f"{command}-{precision}").values()} for command in ("bulk", "sample"))
+        assert bulk == sample and len(sample) == 4
+    assert not sample & {*digests(tmp_path / "sample-int8").values()}
+    first = sorted((tmp_path / "sample-int8").glob("*.png"))[0]
+    assert png.read_settings(first)["precision"] == "int8"
+    assert said(capsys, "sample", "--from", str(first), "--device", "cpu", "-o", "again")[0] == 0
+    assert (tmp_path / "again" / first.name).read_bytes() == first.read_bytes()
+    code, _, err = said(capsys, "sample", *asked, "--offload", "-o", "offloaded")
+    assert code == 2 and "offload: it saves GPU memory, but the device is the CPU; leave it out" in err
