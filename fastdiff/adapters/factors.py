@@ -40,7 +40,7 @@ def factor(name: str, given: Any, unet: Any) -> Factor:
         name: of the argument in errors.
         given: a number, None for 1, or for a U-Net a dict as in diffusers, such as `{"down": 0.5, "up": {"block_1":
             [0, 1, 1]}}`. Blocks that a dict leaves out get 1.
-        unet: the U-Net that a dict is for, with `config`; None for a text encoder.
+        unet: the U-Net that a dict is for, with `config`; None for another part.
 
     Raises InputError for anything else, and for blocks that the U-Net does not have.
     """
@@ -49,7 +49,7 @@ def factor(name: str, given: Any, unet: Any) -> Factor:
     if not isinstance(given, Mapping):
         return Factor(_number(name, given))
     if unet is None:
-        raise InputError(f"{name}: a text encoder has no blocks; give a number")
+        raise InputError(f"{name}: this part has no blocks, only a U-Net; give a number")
     blocks: dict[str, float] = {}
     rest = dict(given)
     if "mid" in rest:

@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fastdiff.adapters.building import build
-from fastdiff.adapters.headers import base_of, refusal
-from fastdiff.adapters.names import PEFT_PREFIX, Homes, Place, role_of
+from fastdiff.adapters.headers import refusal
+from fastdiff.adapters.names import PEFT_PREFIX, TRANSFORMER, Homes, role_of
 from fastdiff.adapters.updates import Update
 from fastdiff.arguments import shown
 from fastdiff.checkpoints.json_files import parse_json, read_json
@@ -42,27 +42,27 @@ class Stored:
     configs: Mapping[str, Mapping[str, Any]]
 
 
-def read_adapter(given: Any, weight_name: str | None, shapes: Mapping[str, Shapes], unet_config: Any) -> Adapter:
+def read_adapter(given: Any, weight_name: str | None, shapes: Mapping[str, Shapes], config: Any) -> Adapter:
     """Read a LoRA for a pipeline.
 
     Args:
         given: a safetensors file, a folder with one, or a dict of tensors.
         weight_name: the name of the file in the folder.
         shapes: the shapes of each part's weights, by diffusers' keys.
-        unet_config: the config of the U-Net.
+        config: of the U-Net, or of Z-Image's transformer.
 
     Raises:
         InputError: names the keys and the reason. NonFiniteWeightsError for NaN or infinity.
     """
     stored = of_dict(given) if isinstance(given, Mapping) else of_file(find_file(given, weight_name))
     _check_kind(stored)
-    base = kinds.BY_CONTEXT.get(unet_config.text_width)
-    layers = _by_layer(stored, Homes(shapes, unet_config), base)
+    base = kinds.Z_IMAGE if TRANSFORMER in shapes else kinds.BY_CONTEXT.get(config.text_width)
+    layers = _by_layer(stored, Homes(shapes, config), base)
     parts: dict[str, dict[str, Update]] = {}
     for (part, weight), tensors in layers.items():
-        config = stored.configs.get(part) or stored.configs.get("") or {}
+        options = stored.configs.get(part) or stored.configs.get("") or {}
         name = f"{stored.source}: {part}.{weight.removesuffix('.weight')}"
-        parts.setdefault(part, {})[weight] = build(name, tensors, shapes[part][weight], config, weight)
+        parts.setdefault(part, {})[weight] = build(name, tensors, shapes[part][weight], options, weight)
     _check_finite(stored)
     return Adapter(stored.source, parts)
 
@@ -145,22 +145,25 @@ def _check_kind(stored: Stored) -> None:
 
 
 def _by_layer(stored: Stored, homes: Homes, base: str | None) -> dict[tuple[str, str], dict[str, Tensor]]:
-    """Return the tensors of each layer by their role. Raises InputError for a key that no layer has."""
-    found: dict[Place, str] = {}
+    """Return the tensors of each layer by their role. Raises InputError for a key that no layer has.
+
+    As in diffusers, a layer that is there under diffusers' name and under its authors' counts once.
+    """
+    places = {key: homes.find(key) for key in stored.tensors}
+    plain = {place[:2] for each in places.values() for place in each if not place.is_authors}
+    found: dict[tuple[str, ...], str] = {}
     layers: dict[tuple[str, str], dict[str, Tensor]] = {}
-    unknown = []
-    for key, tensor in stored.tensors.items():
-        place = homes.find(key)
-        if place is None:
-            unknown.append(key)
-            continue
-        if place in found:
-            raise InputError(
-                f"{stored.source}: {_some([found[place]])} and {_some([key])} name the same layer; remove one"
-            )
-        found[place] = key
-        layers.setdefault(place[:2], {})[place.role] = tensor
-    of = base_of(stored.tensors)
+    for key, there in places.items():
+        is_again = any(place.is_authors and place[:2] in plain for place in there)
+        for place in () if is_again else there:
+            if place[:3] in found:
+                raise InputError(
+                    f"{stored.source}: {_some([found[place[:3]]])} and {_some([key])} name the same layer; remove one"
+                )
+            found[place[:3]] = key
+            layers.setdefault(place[:2], {})[place.role] = place.rows(stored.tensors[key])
+    unknown = [key for key, there in places.items() if not there]
+    of = kinds.base_of_lora(stored.tensors)
     if of is not None and base is not None and of != base:
         raise InputError(f"{stored.source} is a LoRA of {of}, and the model is {base}; give a LoRA of {base}")
     if unknown:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastdiff.adapters.names import PEFT_PREFIX, parse
+from fastdiff.adapters.names import PEFT_PREFIX, TRANSFORMER, UNET, parse
 from fastdiff.arguments import shown
 from fastdiff.checkpoints.single_files import kinds
 from fastdiff.checkpoints.single_files.controlnets import control_file
@@ -27,7 +27,8 @@ REFUSED = {
     r"^bundle_emb\.": "textual inversions beside the LoRA (bundle_emb); load them with load_textual_inversion",
     r"\.lora_[AB](?:\.\w+)?\.bias$": "biases of lora_B (lora_bias); train it without them",
     r"\.lora_embedding_[AB]": "changes of an embedding table (lora_embedding); train it without them",
-    r"^(?:lora_)?transformer[._]|double_blocks|single_blocks|joint_blocks": (
+    r"^(?:lora_)?transformer[._](?!(?:layers|(?:noise|context)_refiner)[._]\d|(?:all_\w+|cap_embedder|t_embedder)[._])"
+    r"|double_blocks|single_blocks|joint_blocks": (
         "a LoRA of another model family, such as Flux or Stable Diffusion 3; use one of this model"
     ),
 }
@@ -118,13 +119,16 @@ def _unknown(path: Path, error: InputError) -> LoraFile | Embedding:
 
 def _lora(file: SingleFile) -> LoraFile:
     tensors = file.header.tensors
+    base = kinds.base_of_lora(tensors) or _stated_base(file.header)
+    denoiser = TRANSFORMER if base == kinds.Z_IMAGE else UNET
     roles: dict[tuple[str, str], set[str]] = {}  # (part, layer) -> what the file has of it
     ranks = set()
     for key, tensor in tensors.items():
         parsed = parse(key)
         if parsed is None:
             continue
-        roles.setdefault((parsed.part or "unet", parsed.module), set()).add(parsed.role)
+        part = denoiser if parsed.part in (None, UNET) else parsed.part
+        roles.setdefault((part, parsed.module), set()).add(parsed.role)
         if parsed.role in _RANKED and tensor.shape:
             ranks.add(tensor.shape[0])
     refused = next(filter(None, map(refusal, tensors)), None)
@@ -134,7 +138,6 @@ def _lora(file: SingleFile) -> LoraFile:
     layers = Counter(part for (part, _), has in roles.items() if has != {"alpha"})
     unplaced = not layers and refused is None
     problem = "it changes no layer; use another file" if unplaced else refused
-    base = base_of(tensors) or _stated_base(file.header)
     described = SingleFile(file.path, file.kind, base, {}, file.header, problem)
     return LoraFile(
         described, _kind(roles.values(), tensors), _format(tensors), base, tuple(sorted(ranks)), layers, problem
@@ -169,14 +172,6 @@ def refusal(key: str) -> str | None:
     if not _ANY_REFUSED.search(key):
         return None
     return next(what for pattern, what in REFUSED.items() if re.search(pattern, key))
-
-
-def base_of(tensors: Mapping[str, Any]) -> str | None:
-    """Return the base model of a LoRA, by the width of the text that it reads. None if that cannot be told.
-
-    tensors: anything with a shape, by the keys of the file.
-    """
-    return kinds.BY_CONTEXT.get(kinds.text_width_of(tensors) or 0)
 
 
 def _stated_base(header: Header) -> str | None:

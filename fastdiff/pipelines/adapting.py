@@ -7,7 +7,7 @@ weights that the models already compute with.
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -32,14 +32,15 @@ _OF_HUB = {"cache_dir", "force_download", "local_files_only", "token", "revision
 
 
 class Adapting(Pipeline):
-    """A pipeline whose U-Net and text encoders take LoRA adapters."""
+    """A pipeline whose U-Net and text encoders take LoRA adapters, or its transformer alone."""
 
+    lora_parts: ClassVar[tuple[str, ...]] = PARTS
     _lora_scale = 1.0
 
     def _adaptable(self) -> dict[str, Model]:
         """Return the models that adapters may change, by their part."""
         parts = self.components
-        return {name: parts[name] for name in PARTS if parts.get(name) is not None}
+        return {name: parts[name] for name in self.lora_parts if parts.get(name) is not None}
 
     def _mergings(self) -> dict[str, Merging]:
         return {part: model.merging for part, model in self._adaptable().items() if isinstance(model.merging, Merging)}
@@ -57,8 +58,8 @@ class Adapting(Pipeline):
         """Load a LoRA, LoHa or LoKr file, and make it the only active adapter, with the weight 1.
 
         Args:
-            pretrained_model_name_or_path_or_dict: a safetensors file of diffusers, peft, kohya or LyCORIS; a folder
-                with one; a hub id, which downloads one file; or its tensors by name.
+            pretrained_model_name_or_path_or_dict: a safetensors file of diffusers, peft, kohya, ai-toolkit or LyCORIS;
+                a folder with one; a hub id, which downloads one file; or its tensors by name.
             adapter_name: default: `default_0`, then `default_1` and so on.
             hotswap: replace the loaded adapter `adapter_name`. The ranks may differ.
             weight_name: the name of the file in a folder or on the hub, there by default
@@ -125,7 +126,8 @@ class Adapting(Pipeline):
         Args:
             adapter_names: one or several.
             adapter_weights: a number for all, or a list with one entry for each. An entry is a number, None for 1, or a
-                dict with numbers for `unet`, `text_encoder` and `text_encoder_2`. The U-Net's may be a dict of blocks:
+                dict with numbers for `unet`, `text_encoder` and `text_encoder_2`, or for `transformer`. The U-Net's may
+                be a dict of blocks:
                 `{"unet": {"down": 0.5, "mid": 1, "up": {"block_0": [0.2, 0.4, 0.6]}}}`. What a dict leaves out gets 1.
 
         Raises InputError for unknown names and for weights that do not match, and NonFiniteWeightsError as
@@ -145,9 +147,10 @@ class Adapting(Pipeline):
 
     def _factor(self, name: str, given: Any, part: str) -> Factor:
         if isinstance(given, Mapping):
-            unknown = [key for key in given if key not in PARTS]
+            unknown = [key for key in given if key not in self.lora_parts]
             if unknown:
-                raise InputError(f"{name}: {shown(unknown[0])} is no part of the pipeline; give {', '.join(PARTS)}")
+                parts = ", ".join(self.lora_parts)
+                raise InputError(f"{name}: {shown(unknown[0])} is no part of the pipeline; give {parts}")
             given = given.get(part)
         return factor(name, given, self.denoiser if part == UNET else None)
 
@@ -212,7 +215,8 @@ class Adapting(Pipeline):
         Fusing makes nothing faster here, as adapters are always merged.
 
         Args:
-            components: any of `unet`, `text_encoder` and `text_encoder_2`. Default: all that the pipeline has.
+            components: any of `unet`, `text_encoder`, `text_encoder_2` and `transformer`. Default: all that the
+                pipeline has.
             lora_scale: multiplies the adapters' weights.
             safe_fusing: has no effect: sums beyond the range of the dtype are always refused.
             adapter_names: default: the active ones.
@@ -263,7 +267,7 @@ class Adapting(Pipeline):
 
     @property
     def lora_scale(self) -> float:
-        """The `scale` of the last call's `cross_attention_kwargs`."""
+        """The `scale` of the last call's `cross_attention_kwargs`, or of `joint_attention_kwargs`."""
         return self._lora_scale
 
     def set_lora_device(self, adapter_names: Sequence[str], device: Any) -> None:
@@ -305,7 +309,7 @@ class Adapting(Pipeline):
     @contextmanager
     def _encoding(self, call: "LoraCall") -> Iterator[None]:
         """Keep the text encoders ready, with the adapters of a call, during the block."""
-        models = [model for part, model in self._adaptable().items() if part != UNET]
+        models = [model for model in self._adaptable().values() if model is not self.denoiser]
         with self._working(*models):
             try:
                 call.use(models)
@@ -314,7 +318,7 @@ class Adapting(Pipeline):
                 LoraCall().use(models)
 
     def _scaled_steps(self, steps: Iterator[AnyStep], call: "LoraCall") -> Generator[AnyStep]:
-        """Yield the steps, each taken with the U-Net's adapters of a call."""
+        """Yield the steps, each taken with the denoiser's adapters of a call."""
         try:
             while True:
                 call.use([self.denoiser], of_unet=True)  # another run of this pipeline may have set its own
@@ -343,18 +347,21 @@ class LoraCall(NamedTuple):
                 )
 
 
-def scale_of(cross_attention_kwargs: Any) -> float:
-    """Return the LoRA scale of a call. Raises InputError for anything but None and `{"scale": number}`."""
-    if cross_attention_kwargs is None:
+def scale_of(given: Any, name: str = "cross_attention_kwargs") -> float:
+    """Return the LoRA scale of a call, from the argument `name`.
+
+    Raises InputError for anything but None and `{"scale": number}`.
+    """
+    if given is None:
         return 1.0
-    if not isinstance(cross_attention_kwargs, Mapping):
-        raise InputError(f"cross_attention_kwargs: {shown(cross_attention_kwargs)} is not a dict; give one")
-    others = [key for key in cross_attention_kwargs if key != "scale"]
+    if not isinstance(given, Mapping):
+        raise InputError(f"{name}: {shown(given)} is not a dict; give one")
+    others = [key for key in given if key != "scale"]
     if others:
-        raise InputError(f"cross_attention_kwargs: {shown(others[0])} is not supported; give scale alone")
-    scale = as_float(cross_attention_kwargs.get("scale", 1.0))
+        raise InputError(f"{name}: {shown(others[0])} is not supported; give scale alone")
+    scale = as_float(given.get("scale", 1.0))
     if scale is None:
-        raise InputError("cross_attention_kwargs: its scale is not a finite number; give one, such as 0.8")
+        raise InputError(f"{name}: its scale is not a finite number; give one, such as 0.8")
     return scale
 
 

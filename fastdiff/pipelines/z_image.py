@@ -13,7 +13,7 @@ from torch import Tensor
 from fastdiff.arguments import instance
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.model_info import ModelInfo
-from fastdiff.checkpoints.registry import CAPTIONS, QWEN3, TOKENIZER, VAE
+from fastdiff.checkpoints.registry import CAPTIONS, QWEN3, TOKENIZER, VAE, Z_IMAGE
 from fastdiff.diffusion.conditions import Guidance
 from fastdiff.diffusion.pictures import Subjects
 from fastdiff.diffusion.results import Step
@@ -24,7 +24,7 @@ from fastdiff.models.coding import Autoencoder
 from fastdiff.models.model import Model
 from fastdiff.models.qwen3 import Qwen3Model
 from fastdiff.models.z_image import TRAIN_STEPS, ZImageTransformer2DModel
-from fastdiff.pipelines.base import Pipeline
+from fastdiff.pipelines.adapting import Adapting, scale_of
 from fastdiff.pipelines.caption_callbacks import CallbackOptions, CaptionCallback, RunningZImage
 from fastdiff.pipelines.captions import CaptionEncoder, CaptionOptions, Captions, Texts, caption_groups
 from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
@@ -42,7 +42,6 @@ SHIFTS = (256, 4096, 0.5, 1.15)  # diffusers' values for schedulers whose config
 REFUSED = {  # arguments of other pipelines and of diffusers, and why they are refused
     "class_labels": "this model draws from prompts; leave them out",
     "mask_image": "Z-Image does not inpaint here; leave it out",
-    "joint_attention_kwargs": "attention processors are not supported; leave them out",
     "prompt_2": "this model has one text encoder; leave it out",
     "negative_prompt_2": "this model has one text encoder; leave it out",
     "clip_skip": "Z-Image always reads the last layer but one of its text encoder; leave it out",
@@ -51,7 +50,7 @@ REFUSED = {  # arguments of other pipelines and of diffusers, and why they are r
 }
 
 
-class ZImagePipeline(Pipeline):
+class ZImagePipeline(Adapting):
     """Pictures from captions, as diffusers' ZImagePipeline draws them.
 
     A caption and a seed give the same bits whatever the batch size, and wherever in the batch they are. A `generator`
@@ -67,6 +66,7 @@ class ZImagePipeline(Pipeline):
     latents_of_flux: ClassVar[bool] = True
     refused = REFUSED
     optional_parts: ClassVar[tuple[str, ...]] = (QWEN3.name, TOKENIZER.name)
+    lora_parts: ClassVar[tuple[str, ...]] = (Z_IMAGE.name,)
     denoiser: ZImageTransformer2DModel
 
     def __init__(
@@ -133,6 +133,7 @@ class ZImagePipeline(Pipeline):
         image: Any = None,
         strength: float | None = None,
         num_images_per_prompt: int = LIBRARY.pictures,
+        joint_attention_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Iterator[Step]:
         """Draw pictures and yield a `Step` after each step. The last step has the finished `images`.
@@ -153,6 +154,7 @@ class ZImagePipeline(Pipeline):
             strength: 0 to 1, how much of `image` to change: the run begins at step int(N - N * strength) of N. Default:
                 0.6.
             num_images_per_prompt: pictures for each prompt. Picture i has seed `seed + i`. A list of seeds replaces it.
+            joint_attention_kwargs: `{"scale": s}` multiplies the weights of all active adapters by s in this call.
             options: `negative_prompt`, `prompt_embeds` and `negative_prompt_embeds` (lists of (L, cap_feat_dim), one
                 for each prompt), `max_sequence_length`, `callback_on_step_end`, called after each step as in diffusers,
                 with `callback_on_step_end_tensor_inputs` (any of `"latents"`, `"prompt_embeds"` and
@@ -169,6 +171,7 @@ class ZImagePipeline(Pipeline):
         calling.names()  # checks them
         most = _checked_norm(cfg_normalization)
         truncation = checked("cfg_truncation", cfg_truncation, NotNegative | None)
+        loras = self._call_of(scale_of(joint_attention_kwargs, "joint_attention_kwargs"), ())
         captions = Captions(options_of(CaptionOptions, given), self.encoders, self.denoiser)
         subjects = Subjects("prompt", range(captions.count), "num_images_per_prompt", num_images_per_prompt)
         asked = options_of(DrawingOptions, given)
@@ -194,7 +197,8 @@ class ZImagePipeline(Pipeline):
             after = CaptionCallback(
                 running, calling, drawing.schedule.timesteps, halves, groups, guidance, (height, width)
             )
-        return self._run(drawing, denoise_groups(drawing, self.denoiser, groups, None, after_groups=after))
+        taken = denoise_groups(drawing, self.denoiser, groups, None, after_groups=after)
+        return self._run(drawing, self._scaled_steps(taken, loras))
 
     def _start(self, options: ImageOptions, asked: DrawingOptions) -> ImageStart | None:
         """Return what a run with a picture starts from; None for a run without."""

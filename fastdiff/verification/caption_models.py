@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.extras import import_peft
 from fastdiff.requests.completion import check_steps
 from fastdiff.requests.defaults import VERIFICATION_STEPS
 from fastdiff.requests.request import Request
@@ -21,6 +22,7 @@ from fastdiff.verification.comparisons import (
     noise,
     refusals,
 )
+from fastdiff.verification.loras import add_loras
 from fastdiff.verification.text_models import NEGATIVE, PROMPT, TEXTS, import_quiet_transformers, load_theirs
 
 if TYPE_CHECKING:
@@ -38,11 +40,13 @@ def compare_caption_pipeline(card: ModelCard, request: Request, device: str) -> 
     steps = request.num_inference_steps or VERIFICATION_STEPS
     check_steps(steps, card)
     libraries = [import_quiet_transformers(), import_verified()]
+    libraries += [import_peft("verify --lora")] if request.lora else []
     pipe = cast("ZImagePipeline", load_pipeline(card, request, device))
     assert pipe.vae is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = load_theirs(card, request, pipe.scheduler_name, *libraries)
+        theirs = load_theirs(card, request, pipe.scheduler_name, *libraries[:2])
+        loras = add_loras(theirs, request, pipe.denoiser.config) if request.lora else []
         theirs.to(pipe.device)
         comparisons = [
             _tokens(pipe, theirs),
@@ -51,7 +55,7 @@ def compare_caption_pipeline(card: ModelCard, request: Request, device: str) -> 
             *halves(card.name, card.config, pipe.vae, theirs.vae),
             *(_pictures(pipe, theirs, card, steps, guidance) for guidance in (0.0, GUIDANCE)),
         ]
-    return Verification.of(card.name, pipe.device, libraries, comparisons)
+    return Verification.of(card.name, pipe.device, libraries, comparisons, loras)
 
 
 def _tokens(pipe: "ZImagePipeline", theirs: Any) -> Comparison:

@@ -1,7 +1,7 @@
 """Load LoRAs into diffusers' pipeline for `fastdiff verify --lora`: with peft, or by hand if diffusers misreads a file.
 
-diffusers takes the most frequent alpha of a file for all layers, and drops layers whose names it does not know. There
-the weights are merged by hand from the file's own numbers, and the verification says so.
+For Stable Diffusion, diffusers takes the most frequent alpha of a file for all layers, and drops layers whose names it
+does not know. There the weights are merged by hand from the file's own numbers, and the verification says so.
 """
 
 import contextlib
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastdiff.adapters.headers import LoraFile, describe
-from fastdiff.adapters.names import PARTS, parse
+from fastdiff.adapters.names import PARTS, TRANSFORMER, UNET, parse
+from fastdiff.checkpoints.single_files.kinds import Z_IMAGE
 from fastdiff.errors import InputError, in_one_line
 from fastdiff.requests.file_option import FileOption, weight_of
 from fastdiff.requests.request import Request
@@ -22,7 +23,7 @@ _METADATA = "lora_adapter_metadata"  # with it, diffusers knows the alpha of eve
 _LDM = ("input_blocks_", "middle_block_", "output_blocks_")
 
 
-def add_loras(theirs: Any, request: Request, unet_config: Any) -> list[str]:
+def add_loras(theirs: Any, request: Request, config: Any) -> list[str]:
     """Load the LoRAs of a request into diffusers' pipeline. Return a line for each that says how.
 
     Raises InputError for a file that is no LoRA of this model.
@@ -30,10 +31,10 @@ def add_loras(theirs: Any, request: Request, unet_config: Any) -> list[str]:
     options = [FileOption.parse(text) for text in request.lora]
     reasons = {option.path: misreading(option.path) for option in options}
     if not any(reasons.values()):
-        reasons |= _load_with_peft(theirs, options, unet_config)
+        reasons |= _load_with_peft(theirs, options, config)
     if not any(reasons.values()):
         return [f"lora {option.path}, weight {weight_of(option):g}: loaded by diffusers and peft" for option in options]
-    _merge(theirs, options, unet_config)
+    _merge(theirs, options, config)
     together = "another LoRA needs it"
     return [
         f"lora {option.path}, weight {weight_of(option):g}: merged by hand, because {reasons[option.path] or together}"
@@ -53,10 +54,12 @@ def misreading(path: str) -> str | None:
         return f"diffusers does not read {file.kind}"
     if any(each.part is None for each in parsed):
         return "diffusers drops keys that do not name their model"
-    if any(each.role == "magnitude" and each.part != PARTS[0] for each in parsed):
+    if any(each.role == "magnitude" and each.part not in (UNET, TRANSFORMER) for each in parsed):
         return "diffusers does not load the DoRA magnitudes of text encoders"
     if any(each.module.startswith(_LDM) for each in parsed):
         return "diffusers drops some of LDM's names of layers"
+    if file.base == Z_IMAGE:  # each layer keeps its alpha
+        return None
     if _METADATA not in file.file.header.metadata and not _has_one_alpha(Path(path), file):
         return "diffusers takes one alpha for all layers, and the file has several"
     return None
@@ -77,9 +80,9 @@ def _has_one_alpha(path: Path, file: LoraFile) -> bool:
     return len({alphas.get(layer, rank) for layer, rank in ranks.items()}) == 1
 
 
-def _load_with_peft(theirs: Any, options: Sequence[FileOption], unet_config: Any) -> Mapping[str, str]:
+def _load_with_peft(theirs: Any, options: Sequence[FileOption], config: Any) -> Mapping[str, str]:
     """Load LoRAs with peft. If diffusers refuses one or drops layers, load none and return the reason by its file."""
-    wanted = {option.path: _layers(theirs, option.path, unet_config) for option in options}
+    wanted = {option.path: _layers(theirs, option.path, config) for option in options}
     names = [f"lora_{i}" for i in range(len(options))]
     for name, option in zip(names, options, strict=True):
         reason = None
@@ -100,7 +103,8 @@ def _load_with_peft(theirs: Any, options: Sequence[FileOption], unet_config: Any
 
 
 def _parts(theirs: Any) -> dict[str, Any]:
-    return {name: part for name in PARTS if (part := getattr(theirs, name, None)) is not None}
+    names = (TRANSFORMER,) if hasattr(theirs, TRANSFORMER) else PARTS
+    return {name: part for name in names if (part := getattr(theirs, name, None)) is not None}
 
 
 def _modules(theirs: Any) -> Iterator[Any]:
@@ -116,20 +120,20 @@ def _weights(theirs: Any) -> dict[str, dict[str, "Tensor"]]:
     }
 
 
-def _layers(theirs: Any, path: str, unet_config: Any) -> dict[tuple[str, str], Any]:
+def _layers(theirs: Any, path: str, config: Any) -> dict[tuple[str, str], Any]:
     """Return the update of each layer of a file, by part and key."""
     from fastdiff.adapters.files import read_adapter
 
     shapes = {part: {key: tuple(each.shape) for key, each in keys.items()} for part, keys in _weights(theirs).items()}
-    adapter = read_adapter(path, None, shapes, unet_config)
+    adapter = read_adapter(path, None, shapes, config)
     return {(part, key): update for part, updates in adapter.parts.items() for key, update in updates.items()}
 
 
-def _merge(theirs: Any, options: Sequence[FileOption], unet_config: Any) -> None:
+def _merge(theirs: Any, options: Sequence[FileOption], config: Any) -> None:
     """Merge LoRAs into diffusers' weights, in float32."""
     import torch
 
-    found = [(weight_of(option), _layers(theirs, option.path, unet_config)) for option in options]
+    found = [(weight_of(option), _layers(theirs, option.path, config)) for option in options]
     weights = _weights(theirs)
     with torch.no_grad():
         for part, key in dict.fromkeys(place for _, layers in found for place in layers):

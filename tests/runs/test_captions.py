@@ -2,13 +2,17 @@
 
 import pytest
 from PIL import Image
+from safetensors.torch import save_file
 
 from fastdiff import InputError, Pipeline
+from fastdiff.pipelines.base import load_pipeline
 from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.png import Recorded
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run, draw, find_model
 from fastdiff.runs.notices import find_notices
-from tests.parity.z_image import tiny
+from fastdiff.runs.option_files.loras import with_loras_here
+from tests.parity.z_image import loras, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,6 +64,24 @@ def test_a_picture_to_start_from(folder):
         prepared(folder, strength=0.0, **start)
 
 
+def test_a_lora_and_its_record(folder):
+    tensors = loras.in_kohya(loras.random_loras(tiny.pipeline(lambda model: None).transformer))
+    save_file({key: each.contiguous().clone() for key, each in tensors.items()}, "style.safetensors")
+    run = prepared(folder, prompt=PROMPTS[:1], lora=("style.safetensors:0.8",))
+    pipe = load_pipeline(run.card, run.request, "cpu")
+    (found,) = [each for progress in draw(run, pipe) for each in progress.finished]
+    library = Pipeline.from_pretrained(folder, device="cpu")
+    (plain,) = library(PROMPTS[0], seed=5, **USUAL).images
+    library.load_lora_weights("style.safetensors", adapter_name="style")
+    library.set_adapters("style", 0.8)
+    (wanted,) = library(PROMPTS[0], seed=5, **USUAL).images
+    assert found.image.tobytes() == wanted.tobytes() != plain.tobytes()
+    assert found.record["lora"] == ["style.safetensors:0.8"]
+    source = Recorded("a.png", {**found.record, "lora": ["elsewhere/style.safetensors:0.8"]})
+    again = with_loras_here(Request.from_flags({}, source), source, None)
+    assert (again.lora, again.prompt) == (("style.safetensors:0.8",), PROMPTS[:1])
+
+
 def test_defaults_are_those_of_diffusers(folder):
     request = prepared(folder, **dict.fromkeys(USUAL)).request
     assert (request.num_inference_steps, request.guidance_scale) == (50, 5.0)
@@ -79,7 +101,6 @@ REFUSED = {
     "guidance_stop": (0.5, "guidance-stop: Z-Image"),
     "upscale": (2.0, "upscale: Z-Image"),
     "control": (("emoji-edges",), "control: Z-Image"),
-    "lora": (("x.safetensors",), "lora: Z-Image"),
     "embedding": (("x.safetensors",), "embedding: Z-Image"),
     "mask": ("start.png", "mask: Z-Image"),
     "ip_adapter": (("x",), "ip-adapter: Z-Image"),

@@ -10,7 +10,8 @@ from fastdiff.verification import speed
 from fastdiff.verification.models import compare_with_diffusers
 from fastdiff.verification.precisions import compare_precisions
 from fastdiff.verification.speed import Bench
-from tests.parity.z_image import tiny
+from tests.adapters.formats import save
+from tests.parity.z_image import loras, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,6 +32,20 @@ def test_each_part_is_compared(folder, monkeypatch):
     read = ChatTokenizer.__call__
     monkeypatch.setattr(ChatTokenizer, "__call__", lambda self, text, *length: read(self, text.upper(), *length))
     assert failed(folder) == ["tokenizer ids", "2 steps of flow-euler, guidance 0", "2 steps of flow-euler, guidance 4"]
+
+
+def test_loras_of_several_alphas_are_loaded_by_diffusers(folder, tmp_path):
+    transformer = tiny.pipeline(lambda model: None).transformer
+    for name, form in (("a", loras.in_kohya(loras.random_loras(transformer), (2.0, 4.0))),
+                       ("b", loras.in_lokr(transformer))):  # fmt: skip
+        save(tmp_path / f"{name}.safetensors", form)
+    file, other = (str(tmp_path / f"{name}.safetensors") for name in "ab")
+    request = Request(model=str(folder), num_inference_steps=2, lora=(f"{file}:0.5",))
+    found = compare_with_diffusers(request, "cpu")
+    assert found.passed and found.loras == [f"lora {file}, weight 0.5: loaded by diffusers and peft"]
+    both = Request(model=str(folder), num_inference_steps=2, lora=(file, other))
+    found = compare_with_diffusers(both, "cpu")
+    assert found.passed and all("merged by hand" in line for line in found.loras)
 
 
 def test_a_transformer_that_differs_is_found(folder, monkeypatch):

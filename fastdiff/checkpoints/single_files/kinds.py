@@ -12,6 +12,7 @@ from fastdiff.checkpoints.registry import TEXT_ENCODER, TEXT_ENCODER_2, UNET_CON
 # Base models
 SD1, SD2, SDXL = "Stable Diffusion 1", "Stable Diffusion 2", "Stable Diffusion XL"
 REFINER = "Stable Diffusion XL's refiner"
+Z_IMAGE = "Z-Image"
 BASES = (SD1, SD2, SDXL)
 
 # Layouts of keys
@@ -52,6 +53,9 @@ MARKS = (
 BY_CONTEXT = {768: SD1, 1024: SD2, 1280: REFINER, 2048: SDXL}
 _READS_TEXT = re.compile(  # the inputs of a layer, of a LoRA or LoHa
     r"attn2.*to_[kv](?:\b|_lora).*(?:(?:[._]down|\.lora_down|\.lora_A(?:\.\w+)?)\.weight|\.hada_w1_b(?:\.weight)?)$"
+)
+_OF_Z_IMAGE = re.compile(  # the layers of a LoRA, in any naming
+    r"(?:^|[._])(?:layers|noise_refiner|context_refiner)[._]\d+[._](?:attention|feed_forward|adaLN_modulation)[._]"
 )
 ENCODERS = {768: "CLIP ViT-L", 1024: "OpenCLIP ViT-H", 1280: "OpenCLIP ViT-bigG"}
 BY_ENCODER = {768: SD1, 1024: SD2, 1280: SDXL}
@@ -148,3 +152,13 @@ def text_width_of(tensors: Mapping[str, Any]) -> int | None:
         if _READS_TEXT.search(key) and tensor.shape:
             return tensor.shape[1] if len(tensor.shape) > 1 else 0
     return None
+
+
+def base_of_lora(tensors: Mapping[str, Any]) -> str | None:
+    """Return the base model of a LoRA or LoHa by its keys, and by the width of the text that its model reads.
+
+    None if that cannot be told. tensors: anything with a shape, by the keys of the file.
+    """
+    if any(map(_OF_Z_IMAGE.search, tensors)):
+        return Z_IMAGE
+    return BY_CONTEXT.get(text_width_of(tensors) or 0)

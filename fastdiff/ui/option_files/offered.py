@@ -31,6 +31,13 @@ class LoraHeader:
     """The header of a LoRA."""
 
     text_width: int | None  # of the text that its model reads; None: it cannot be told
+    is_of_captions: bool  # whether it is of Z-Image
+
+    def fits(self, card: ModelCard) -> bool:
+        """Return whether a LoRA fits a model. One of text encoders alone fits every model of Stable Diffusion."""
+        if card.reads_captions or self.is_of_captions:
+            return card.reads_captions and self.is_of_captions
+        return self.text_width in (None, getattr(card.config, "text_width", None))
 
 
 class _Folder(Generic[T]):
@@ -73,12 +80,9 @@ class OptionFiles:
         self._embeddings = _Folder(embedding_dir, EMBEDDING, if_embedding)
 
     def loras(self, card: ModelCard) -> dict[str, Path]:
-        """Return the LoRAs that fit a model, by name. A LoRA of text encoders alone fits every model with prompts."""
-        width = getattr(card.config, "text_width", None)
-        if not card.reads_text or width is None:
-            return {}
-        files = self._loras.files()
-        return {name: path for name, (path, header) in files.items() if header.text_width in (None, width)}
+        """Return the LoRAs that fit a model, by name."""
+        files = self._loras.files() if card.reads_text else {}
+        return {name: path for name, (path, header) in files.items() if header.fits(card)}
 
     def chosen_loras(self, asked: Sequence[str], card: ModelCard, tags: Sequence[Tag] = ()) -> tuple[str, ...]:
         """Return LoRAs given as NAME or NAME:WEIGHT, and then those of a prompt's `tags`, as PATH:WEIGHT.
@@ -201,7 +205,10 @@ def _lora_header(path: Path) -> LoraHeader | None:
         file = read_single_file(path)
     except InputError:
         return None
-    return LoraHeader(kinds.text_width_of(file.header.tensors)) if file.kind in kinds.ADAPTERS else None
+    if file.kind not in kinds.ADAPTERS:
+        return None
+    tensors = file.header.tensors
+    return LoraHeader(kinds.text_width_of(tensors), kinds.base_of_lora(tensors) == kinds.Z_IMAGE)
 
 
 def _fits(embedding: Embedding, card: ModelCard) -> bool:

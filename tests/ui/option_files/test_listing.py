@@ -3,15 +3,19 @@
 import shutil
 
 import pytest
+import torch
 
 from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.errors import InputError
 from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.request import Request
+from fastdiff.runs.drawing import find_model
 from fastdiff.ui.drawing import prepare
 from fastdiff.ui.option_files.offered import MAX_LORAS, OptionFiles
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.parts.subject import count_tokens
+from tests.adapters.formats import save
+from tests.parity.z_image import loras, tiny
 
 LIMITS = Limits(pictures=4, steps=50, side=128)
 
@@ -22,6 +26,17 @@ def test_those_that_fit_the_model_are_on_offer(equipped):
     assert [*files.loras(sd1)] == ["broken.safetensors", "deep/detail.safetensors", "style.safetensors"]
     assert [*files.embeddings(sd1)] == ["blurb", "<dog>"]
     assert not files.loras(labels) and not files.embeddings(labels)
+
+
+def test_loras_of_z_image_fit_z_image_alone(equipped, folders, tmp_path):
+    tiny.pipeline(lambda model: None).save_pretrained(tmp_path / "z-image")
+    request = Request(model=str(tmp_path / "z-image"))
+    shutil.copytree(folders[0], tmp_path / "loras")
+    name, pair = "layers.0.attention.to_q", loras.Pair(torch.ones(2, 48), torch.ones(48, 2))
+    save(tmp_path / "loras" / "ink.safetensors", loras.in_kohya({name: pair}))
+    files = OptionFiles(tmp_path / "loras")
+    assert [*files.loras(find_model(request))] == ["ink.safetensors"]
+    assert "ink.safetensors" not in files.loras(equipped.catalogue.card("./text/sd1"))
 
 
 def test_a_new_file_is_on_offer_and_headers_are_read_once(folders, engine, tmp_path, monkeypatch):
