@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fastdiff import cli
+from fastdiff.cli.interruption import CTRL_C
 from fastdiff.tuning import judging, tuner
 from tests.tuning.doubling import FAST, doubling
 
@@ -68,6 +69,14 @@ def test_the_time_that_is_over(card, monkeypatch, capsys):
         "emoji64_b64: 1 of 1 shapes",
         "dit_b2: not begun",
     ]
+
+
+def test_ctrl_c_says_that_the_work_is_kept(card, monkeypatch):
+    said = []
+    monkeypatch.setattr(tuner.Tuning, "rows", lambda tuning: said.append(CTRL_C.describe()) or [])
+    assert cli.main(["tune", "dit_b2"]) == 0
+    assert said == ["fastdiff: interrupted; the table has all finished shapes, and the same command goes on"]
+    assert CTRL_C.describe() == "fastdiff: interrupted"
 
 
 def test_a_table_that_cannot_be_gone_on_with_is_said(card, capsys, tmp_path):

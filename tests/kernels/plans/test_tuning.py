@@ -14,9 +14,10 @@ from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
 from fastdiff.kernels.device.language import triton
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.linear import linear
-from fastdiff.kernels.plans import tuning
+from fastdiff.kernels.plans import choices, tuning
 from fastdiff.kernels.plans.tuning import NO_TABLE, Table, card_table, file_name, named, read_table, tuned, using
 from fastdiff.kernels.swiglu import swiglu
+from fastdiff.tuning import judging, timing, tuner
 from tests.kernels import test_attention, test_conv2d, test_geglu, test_linear, test_swiglu
 from tests.support.accuracy import peer_and_truth
 
@@ -241,6 +242,31 @@ def test_every_candidate_is_right_and_has_the_usual_bits(
         assert_accurate(outputs[0], torchs, truth)
         if device.type == "cuda":  # numpy's bits depend on the tile
             assert all(map(torch.equal, outputs, usual)), candidate
+
+
+def test_the_tuner_keeps_what_these_operations_choose(device, runs_triton, monkeypatch):
+    """On a GPU with its times; in the interpreter with set times, in which another candidate is faster."""
+    if not runs_triton:
+        pytest.skip("no kernel runs here")
+    if device.type == "cpu":
+        monkeypatch.setattr(choices, "unavailable", lambda device: None)
+        monkeypatch.setattr(judging, "REPEATS", 1)
+        monkeypatch.setattr(tuner, "compile_candidates", lambda shapes: None)
+        monkeypatch.setattr(timing, "measure", lambda calls, **_: {name: 1 / (1 + i) for i, name in enumerate(calls)})
+    draw = drawing(torch.float32, device)
+    x, weight, weight2 = draw(1, 16, 32), draw(32, 32) / 6, draw(64, 32) / 6
+
+    def forward() -> Tensor:
+        y = swiglu(linear(x, weight), weight2)
+        return attention(y, y, y, heads=2)
+
+    *rows, whole = tuner.Tuning({"a model": lambda: forward}, "a card").rows()
+    assert sorted(row["operation"] for row in rows) == ["attention", "linear", "linear"]
+    assert all(row["candidates"] > 1 for row in rows) and whole["measured"] == 3
+    found = card_table("a card").choices
+    if device.type == "cpu":
+        assert {row["shape"]: row["choice"] for row in rows} == found["linear"] | found["attention"]
+    assert list(tuner.Tuning({"a model": lambda: forward}, "a card").rows()) == [whole]
 
 
 def smallest_and_largest(candidates: list) -> list:
