@@ -4,6 +4,7 @@ import itertools
 import random
 import threading
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = ("a cat", "the photo of a cat riding", "an astronaut", "a cat 's photo")
 SIZES = ((16, 16), (16, 24), (32, 16))
+WAIT = 60  # seconds, at most
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,21 @@ def assert_same(output, expected) -> None:
         assert np.array_equal(ours, theirs)
 
 
+@contextmanager
+def drawing(**options):
+    """Yield an engine; fail if it does not end."""
+    engine = Engine(**options)
+    yield engine
+    close(engine)
+
+
+def close(engine: Engine, **options) -> None:
+    closing = threading.Thread(target=lambda: engine.close(**options), daemon=True)
+    closing.start()
+    closing.join(WAIT)
+    assert not closing.is_alive()
+
+
 class Steps:
     """Records which requests take a step together, and lets others arrive meanwhile."""
 
@@ -74,7 +91,7 @@ def test_requests_of_random_arrival_get_the_pictures_that_they_get_alone(pipe, m
     expected = [pipe(**options) for options in asked]
     cancelled = {3, 11, 17}
     futures: dict = {}
-    with Engine(max_batch=4, max_requests=9) as engine:
+    with drawing(max_batch=4, max_requests=9) as engine:
 
         def arrive(count: int) -> None:
             for _ in range(count):
@@ -107,7 +124,7 @@ def test_an_operation_whose_bits_depend_on_the_batch_is_noticed(pipe, monkeypatc
     monkeypatch.setattr(pipe.denoiser, "predict", mixed)
     monkeypatch.setattr(Loop, "step_alone", Loop.step_as_graph)
     alone = [pipe(**each, output_type="latent").images for each in options]
-    with Engine() as engine:
+    with drawing() as engine:
         together = [engine.submit(pipe, **each, output_type="latent") for each in options]
     assert not all(torch.equal(future.result().images, each) for future, each in zip(together, alone, strict=True))
 
@@ -129,9 +146,18 @@ def test_one_batch_of_rows_at_steps_of_their_own(scheduler, text_folder, monkeyp
         for i, prompt in enumerate(PROMPTS)
     ]
     alone = [pipe(**each, output_type="latent").images for each in options]
-    with Engine() as engine:
-        together = [engine.submit(pipe, **each, output_type="latent") for each in options]
-    assert max(steps.sizes) == len(options)
+    together: list = []
+
+    def arrive(step=None) -> None:
+        """Let one more request begin, a step after the one before."""
+        if len(together) < len(options):
+            together.append(engine.submit(pipe, on_step=arrive, **options[len(together)], output_type="latent"))
+
+    with drawing() as engine:
+        arrive()
+        while len(together) < len(options):
+            together[-1].result()
+    assert max(steps.sizes) > 2
     for future, expected in zip(together, alone, strict=True):
         torch.testing.assert_close(future.result().images, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
@@ -142,16 +168,16 @@ class Held:
     def __init__(self, engine, pipe, **options):
         self.begun, self.gate = threading.Event(), threading.Event()
         self.future = engine.submit(pipe, on_step=self.wait, prompt="a cat", **options)
-        assert self.begun.wait(60)
+        assert self.begun.wait(WAIT)
 
     def wait(self, step) -> None:
         self.begun.set()
-        assert self.gate.wait(60)
+        assert self.gate.wait(WAIT)
 
 
 def test_keys_take_turns(pipe, monkeypatch):
     steps = Steps(monkeypatch)
-    with Engine() as engine:
+    with drawing() as engine:
         held = Held(engine, pipe, num_inference_steps=1)
         for height, width in SIZES[:2]:
             for seed in range(3):
@@ -165,7 +191,7 @@ def test_a_request_that_fails_fails_alone(pipe, monkeypatch):
     options = {"prompt": "a cat", "num_inference_steps": 3, "height": 16, "width": 16}
     expected = pipe(**options, seed=1)
     bad = torch.full((1, 4, 8, 8), float("nan"))
-    with Engine() as engine:
+    with drawing() as engine:
         good = engine.submit(pipe, **options, seed=1)
         wrong = engine.submit(pipe, **options, guidance_scale=-1)
         nan = engine.submit(pipe, **options, latents=bad)
@@ -188,7 +214,7 @@ def test_a_step_that_fails_is_tried_for_each_request_alone(pipe, monkeypatch):
         return usual(company, asked, size)
 
     monkeypatch.setattr(Company, "take", fails)
-    with Engine() as engine:
+    with drawing() as engine:
         futures = [engine.submit(pipe, **options, seed=1) for _ in range(3)]
     for future in futures:
         assert_same(future.result(), expected)
@@ -202,7 +228,7 @@ def test_a_cancelled_request_ends_before_its_next_step(pipe):
         if step.index == 1:
             futures[0].cancel()
 
-    with Engine() as engine:
+    with drawing() as engine:
         held = Held(engine, pipe, num_inference_steps=1)
         futures.append(engine.submit(pipe, on_step=after, prompt="a cat", num_inference_steps=6))
         held.gate.set()
@@ -215,13 +241,9 @@ def test_closing(pipe):
     engine = Engine()
     held = Held(engine, pipe, num_inference_steps=3)
     queued = engine.submit(pipe, prompt="a cat", num_inference_steps=3)
-    closing = threading.Thread(target=lambda: engine.close(cancel=True))
-    closing.start()
-    while not queued.cancelled():
-        pass
-    held.gate.set()
-    closing.join(60)
-    assert not closing.is_alive() and held.future.cancelled()
+    queued.add_done_callback(lambda _: held.gate.set())  # cancelled by `close`
+    close(engine, cancel=True)
+    assert queued.cancelled() and held.future.cancelled()
     with pytest.raises(InputError, match="closed"):
         engine.submit(pipe, prompt="a cat")
 
@@ -233,5 +255,5 @@ def test_wrong_numbers_are_named(name, value):
 
 
 def test_what_is_not_a_pipeline_is_named():
-    with Engine() as engine, pytest.raises(InputError, match="pipe: 'sd15'"):
+    with drawing() as engine, pytest.raises(InputError, match="pipe: 'sd15'"):
         engine.submit("sd15")
