@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels.host.calls import Call
-from fastdiff.kernels.host.launching import DTYPES, capability, launch, side_by_side
+from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side, stages_for_two
 from fastdiff.kernels.host.lazy_triton import triton
 from fastdiff.kernels.host.recording import because
 from fastdiff.kernels.plans import hopper_attention as on_hopper
@@ -198,7 +198,8 @@ class AttentionCall(Call[Tensor]):
         group, lengths = self.group, side_by_side(self.lengths)
         bias, residual = (None if each is None else each.contiguous() for each in (self.bias, self.residual))
         aligned = all(tensor.stride(1) % 16 == 0 for tensor in (q, k, v))
-        usual = _blocks(self.width, q.dtype, queries, keys, q.device)
+        first, second = _split(self.width, q.dtype, aligned=aligned)
+        usual = _blocks(self.width, first + second, q.dtype, queries, keys, q.device)
         kind = ("causal" if self.causal else "all") + ("" if aligned else "-unaligned")
         blocks = tuned(
             "attention", q.device,
@@ -208,7 +209,6 @@ class AttentionCall(Call[Tensor]):
             ),
             usual, lambda: _alternatives(usual, queries),
         )  # fmt: skip
-        first, second = _split(self.width, q.dtype, aligned=aligned)
         out = q.new_empty(n, queries, channels)
         because(
             lambda: f"{blocks.queries} queries x {blocks.keys} keys a step, {self.width} columns as {first} + {second}"
@@ -235,8 +235,11 @@ class Blocks(NamedTuple):
     stages: int
 
 
-def _blocks(width: int, dtype: torch.dtype, queries: int, keys: int, device: torch.device) -> Blocks:
-    """Choose block sizes from the picture's shape, never from the batch: key blocks set the order of every sum."""
+def _blocks(width: int, columns: int, dtype: torch.dtype, queries: int, keys: int, device: torch.device) -> Blocks:
+    """Choose block sizes from the picture's shape, never from the batch: key blocks set the order of every sum.
+
+    columns: of a head in shared memory, at least its width.
+    """
     if dtype == torch.float32:
         blocks = Blocks(32, 32, 4, 1) if width <= 80 else Blocks(32, 16, 8, 1)
     elif width <= 64:
@@ -245,12 +248,14 @@ def _blocks(width: int, dtype: torch.dtype, queries: int, keys: int, device: tor
         blocks = Blocks(64, 32, 4, 3)
     else:
         blocks = Blocks(16, 32, 4, 3)
-    if width > 128 and capability(device) < (9, 0):
-        blocks = blocks._replace(stages=min(blocks.stages, 2))  # shared memory
-    return blocks._replace(
+    blocks = blocks._replace(
         queries=min(blocks.queries, max(16, triton.next_power_of_2(queries))),
         keys=min(blocks.keys, max(16, triton.next_power_of_2(keys))),
     )
+    # q stays in shared memory, and the weights of the values pass through it
+    step, rest = 2 * blocks.keys * columns, blocks.queries * (columns + blocks.keys)
+    stages = stages_for_two(blocks.stages, step * dtype.itemsize, rest * dtype.itemsize, device)
+    return blocks._replace(stages=stages)
 
 
 def _alternatives(usual: Blocks, queries: int) -> list[Blocks]:

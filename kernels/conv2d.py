@@ -203,7 +203,7 @@ class Conv2dCall(PartsCall[Tensor | tuple[Tensor, Moments | None]]):
         residual2 = None if self.norm is None or self.norm.residual is None else self.norm.residual.contiguous()
         loaded = tuple(tensor for tensor in (*parts, filters.values, residual, residual2) if tensor is not None)
         tiling = make_tiling(problem, obstacle=_descriptor_obstacle(loaded), multiprocessors=multiprocessors(device))
-        tiling = tuned_tiling(tiling, problem, self)
+        tiling = tuned_tiling(tiling.on(device, problem), problem, self)
         if shortcut is not None and not _fuses(problem, tiling, shortcut):
             residual, shortcut = _only(conv2d(*shortcut)), None
         normed = after is not None and tiling.normalises(problem)

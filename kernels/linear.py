@@ -19,6 +19,7 @@ from fastdiff.kernels.host.launching import (
     launch,
     multiprocessors,
     side_by_side,
+    stages_for_two,
     suits_descriptors,
 )
 from fastdiff.kernels.host.recording import because
@@ -319,6 +320,9 @@ def launch_products(
     extras = dict(dual=parts == 2, normed=rms_eps is not None, added=residual is not None)
     tiles = _tiles_for(x.itemsize, by_descriptors, **extras)
     usual, loads = _first_busy(tiles, out), "descriptors" if by_descriptors else "pointers"
+    step, stored = (usual.tokens + parts * usual.channels) * usual.block, usual.tokens * usual.channels
+    stages = stages_for_two(usual.stages, step * x.itemsize, stored * out.itemsize, x.device)
+    usual = usual._replace(stages=stages)
     sizes = *shape, channels, parts, out_channels
     tile = tuned(
         "linear", x.device,

@@ -14,6 +14,7 @@ from fastdiff.kernels.host.weights import FP8
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # supported by the kernels
 FP8_CAPABILITY = (8, 9)  # the first that multiplies e4m3
+LARGE_AMPERE = ((8, 0), (8, 7))  # A100 and Orin, with more shared memory than the other cards without descriptors
 # Triton's interpreter acts as a small GPU that supports everything.
 INTERPRETER_CAPABILITY = (9, 0)
 INTERPRETER_MULTIPROCESSORS = 8
@@ -72,6 +73,23 @@ def has_descriptors(device: torch.device) -> bool:
     That is sm_90 to sm_110. Consumer GPUs from sm_120 on have only 99 KB.
     """
     return (9, 0) <= capability(device) < (12, 0)
+
+
+def stages_for_two(most: int, step: int, rest: int, device: torch.device) -> int:
+    """Return the stages of a loop: `most`, or on a card without descriptors the most with which two programs fit.
+
+    A multiprocessor of such a card has 164 KB of shared memory (A100) or 100 KB, of which 1 KB per program is reserved.
+    A loop of n stages holds n - 1 steps there. It has at least 2 stages, even if only one program fits. The number of
+    stages changes no bit.
+
+    Args:
+        step: bytes that a step loads.
+        rest: bytes of everything else.
+    """
+    if has_descriptors(device):
+        return most
+    each = (164 if capability(device) in LARGE_AMPERE else 100) * 512 - 1024
+    return min(most, max(2, 1 + (each - rest) // step))
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -6,6 +6,10 @@ of whole convolutions.
 
 from typing import NamedTuple
 
+import torch
+
+from fastdiff.kernels.host.launching import has_descriptors, stages_for_two
+
 
 class ConvTile(NamedTuple):
     """The part of the output that one program computes, its launch options, and its time in microseconds.
@@ -27,6 +31,17 @@ class ConvTile(NamedTuple):
     def holds_two_sums(self) -> bool:
         """Whether a program's registers hold the sum of a chunk beside the sum of the chunks before it."""
         return self.pixels * self.channels <= 2048 * self.warps
+
+    def on(self, device: torch.device, itemsize: int, *, flat: bool) -> "ConvTile":
+        """Return the tile with the warps and stages for the registers and shared memory of a card.
+
+        flat: whether a step has an address for each number. Then, on a card without descriptors, 4 warps of the largest
+        tile would spill 300 to 400 bytes per thread (Triton 3.9).
+        """
+        step = (self.pixels + self.channels) * self.block * itemsize
+        tile = self._replace(stages=stages_for_two(self.stages, step, 0, device))
+        spills = flat and self.pixels * self.channels > 64 * 128 and not has_descriptors(device)
+        return tile._replace(warps=8) if spills else tile
 
 
 class Candidate(NamedTuple):

@@ -8,6 +8,8 @@ import math
 from itertools import product
 from typing import Any, NamedTuple
 
+import torch
+
 from fastdiff.kernels.host.recording import describe
 from fastdiff.kernels.plans.choices import first
 from fastdiff.kernels.plans.conv2d_problem import Problem
@@ -59,6 +61,10 @@ class ConvTiling(NamedTuple):
     obstacle: str = ""  # why descriptors cannot load
     may_store: bool = True  # whether descriptors may store
     apart: bool = False  # whether `sum_chunks` adds the chunks of programs; otherwise the one that arrives last
+
+    def on(self, device: torch.device, problem: Problem) -> "ConvTiling":
+        """Return the tiling with the warps and stages for a card; they change no bit."""
+        return self._replace(tile=self.tile.on(device, problem.x_itemsize, flat=self.flat))
 
     def describe(self) -> str:
         tile = f"{self.tile.pixels} pixels x {self.tile.channels} channels a program"

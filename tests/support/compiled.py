@@ -8,7 +8,11 @@ from tempfile import NamedTemporaryFile
 
 import torch
 
-SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}  # bytes for a program, by compute capability
+# Of a card, by compute capability: the most shared memory of a program, in bytes. A multiprocessor has 1 KB more, and
+# reserves 1 KB for each program.
+SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
+WARPS = {80: 64, 86: 48, 89: 48, 90: 64, 120: 48}  # most warps of a multiprocessor
+REGISTERS = 65536  # of a multiprocessor of all these cards
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64", torch.int32: "i32",
     torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv",
@@ -91,10 +95,11 @@ def _size(tile: dict, stages: int) -> int:
     return math.prod(size for name, size in tile.items() if re.fullmatch(r"B[A-Z0-9]?|BLOCK", name))
 
 
-def assert_compiles(found, capability, *, spills=math.inf, part=(0, 1)) -> list:
+def assert_compiles(found, capability, *, spills=math.inf, warps=0, part=(0, 1)) -> list:
     """Compile every variant among the launches `found` once, and return the compiled kernels.
 
     spills: bytes that a thread may spill from its registers.
+    warps: how many must fit a multiprocessor at a time, in whole programs.
     part: (i, n) compiles only the i-th of n parts of the variants.
     """
     assert found
@@ -104,6 +109,7 @@ def assert_compiles(found, capability, *, spills=math.inf, part=(0, 1)) -> list:
         name, shared = compiled.metadata.name, compiled.metadata.shared
         assert shared <= SHARED_MEMORY[capability], f"{name} takes {shared} bytes"
         assert spills == math.inf or stack_bytes(compiled) <= spills, f"{name} keeps numbers in memory"
+        assert not warps or resident_warps(compiled, capability) >= warps, f"{name} leaves a multiprocessor idle"
         if not kernel.is_gluon():  # a Gluon kernel allocates its own buffers
             assert_no_buffer_is_filled_too_early(compiled.asm["ttgir"], options["num_stages"])
         made.append(compiled)
@@ -141,15 +147,27 @@ def _compile(kernel, signature, constants, attributes, options, capability):
     return triton.compile(code, GPUTarget("cuda", capability, 32), options)
 
 
+def resident_warps(compiled, capability) -> int:
+    """Return how many warps of a compiled kernel a multiprocessor holds at a time: an estimate by the compiler."""
+    warps, registers = compiled.metadata.num_warps, -(-usage(compiled, "REG") // 8) * 8  # given out in eights
+    by_memory = (SHARED_MEMORY[capability] + 1024) // (compiled.metadata.shared + 1024)
+    return warps * min(REGISTERS // (32 * warps * registers), by_memory, WARPS[capability] // warps)
+
+
 def stack_bytes(compiled) -> int:
     """Return the stack of a thread of a compiled kernel in bytes: what it spills from its registers."""
+    return usage(compiled, "STACK")
+
+
+def usage(compiled, name: str) -> int:
+    """Return a number that the assembler reports about a compiled kernel: REG, the registers of a thread, or STACK."""
     import triton
 
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         said = run([triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name], capture_output=True, text=True)
-    return int(re.findall(r"STACK:(\d+)", said.stdout)[0])
+    return int(re.findall(rf"{name}:(\d+)", said.stdout)[0])
 
 
 def assert_no_buffer_is_filled_too_early(code: str, num_stages: int) -> None:

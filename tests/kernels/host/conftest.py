@@ -6,7 +6,7 @@ import pytest
 
 from fastdiff.kernels.host import launching
 
-MULTIPROCESSORS = {80: 108, 89: 128, 90: 132}
+MULTIPROCESSORS = {80: 108, 86: 82, 89: 128, 90: 132, 120: 170}
 
 
 @pytest.fixture

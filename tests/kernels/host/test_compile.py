@@ -1,7 +1,8 @@
 """Every kernel compiles for every card, without a card, and fits its shared memory at the tiles of its wrapper.
 
 A case is a call of an operation on meta tensors (`tests/support/compile_cases.py`). Its launches are compiled instead
-of run: every case for sm_90; for sm_80 and sm_89 the largest tile of each kernel with each kind of numbers.
+of run: every case for sm_90; for sm_80, sm_89 and sm_120 the largest tile of each kernel with each kind of numbers; for
+sm_86, which has sm_80's instructions and sm_89's shared memory, the largest tiles of products in 16 bits and int8.
 """
 
 import os
@@ -41,7 +42,8 @@ QUICK = {
     "to_fp8-tokens-fp8",
     "to_fp8-pictures-fp8",
 }
-# The largest tile of each kernel, with each kind of numbers, on cards before sm_90. sm_89 has the least shared memory.
+# The largest tile of each kernel, with each kind of numbers, on cards without descriptors. All but sm_80 have the least
+# shared memory.
 LARGEST = (
     "conv2d-N1-L128-C32-bf16",
     "conv2d-N1-L256-C64-fp32",
@@ -78,7 +80,27 @@ LARGEST_FP8 = (
     "conv2d-N2-C64-H64-fp32",
 )
 PARTS = 3  # the launches of a bundled model are divided among this many tests, of some seconds each
-OTHER_CARDS = {80: LARGEST, 89: (*LARGEST, *(f"{name}-fp8" for name in LARGEST_FP8))}
+LARGEST_PRODUCTS = (
+    "conv2d-N1024-L256-C64-bf16",
+    "conv2d-N8-C256-H32-up-int8",
+    "attention-L256-h1-d512",
+    "geglu-N2-C1280",
+)
+WITH_FP8 = ("conv2d-N1024-L256-C64-bf16", *LARGEST, *(f"{name}-fp8" for name in LARGEST_FP8))
+OTHER_CARDS = {80: LARGEST, 86: LARGEST_PRODUCTS, 89: WITH_FP8, 120: WITH_FP8}
+# The bytes that a thread of a case may spill on these cards; others may spill 64. Triton 3.9 spills up to 576.
+SPILLS = {
+    "conv2d-N2-C64-H64-fp32-int8": 640,
+    "linear-N2-C1152-fp32-int8": 640,
+    "merge_lora": 320,
+    "merge_lora-fp32": 320,
+}
+LEAST_WARPS = 8  # of a multiprocessor: two programs of 4 warps, or one of 8
+# On cards of 99 KB a program of 4 warps is alone: queries, and a block of keys and one of values, take 68 and 81 KB.
+ALONE = {"attention-L256-h1-d512", "attention-L256-h1-d256"}
+# Launches that failed or were alone on these cards, or spilled, before their stages and warps followed from the card.
+MENDED = [(120, "attention-L256-h1-d256", 256)]
+MENDED_SLOW = [(86, "attention-L4192-h30-d128-lengths", 0), (86, "conv2d-N8-C3-H256-first", 0)]
 
 
 def marked(names, quick):
@@ -96,12 +118,25 @@ def test_compiles_within_shared_memory(case, launches):
     [pytest.param(card, name, id=f"{name}-sm_{card}") for card, names in OTHER_CARDS.items() for name in names],
 )
 def test_the_largest_tile_compiles_within_shared_memory(case, capability, launches):
-    assert_compiles(launches(ALL[case], capability), capability)
+    warps = 4 if case in ALONE else LEAST_WARPS
+    assert_compiles(launches(ALL[case], capability), capability, spills=SPILLS.get(case, 64), warps=warps)
+
+
+@pytest.mark.parametrize(
+    ("capability", "case", "spills"),
+    [
+        *(pytest.param(*row, id=f"{row[1]}-sm_{row[0]}") for row in MENDED),
+        *(pytest.param(*row, id=f"{row[1]}-sm_{row[0]}", marks=pytest.mark.slow) for row in MENDED_SLOW),
+    ],
+)
+def test_other_tiles_fit_these_cards(case, capability, spills, launches):
+    warps = 4 if case in ALONE else LEAST_WARPS
+    assert_compiles(launches(ALL[case], capability), capability, spills=spills, warps=warps)
 
 
 @pytest.mark.parametrize("capability", OTHER_CARDS, ids=lambda capability: f"sm_{capability}")
 def test_the_largest_tiles_are_among_those_compiled(capability, launches):
-    """For any kernel and kind of numbers, no case that runs on a card has a larger tile."""
+    """For any kernel and kind of numbers that is compiled for a card, no case that runs there has a larger tile."""
     sizes = {name: kinds_of(launches(call, capability)) for name, call in (CASES if capability < 89 else ALL).items()}
     largest: dict = {}
     for name in OTHER_CARDS[capability]:
@@ -110,7 +145,7 @@ def test_the_largest_tiles_are_among_those_compiled(capability, launches):
         f"{name}: {' of '.join(kind)}, a tile of {size}"
         for name, found in sizes.items()
         for kind, size in found.items()
-        if size > largest.get(kind, 0)
+        if size > largest.get(kind, 0) and (kind in largest or capability != 86)
     ]
     assert not beyond
 

@@ -33,6 +33,7 @@ MACHINES: dict[str, tuple[int, str, float | None]] = {
     "sm_90, another Triton": (90, UNKNOWN, None),
     "sm_90, another Triton, a verdict": (90, UNKNOWN, 0.5),
     "sm_89, Triton 3.6": (89, "3.6.0", None),
+    "sm_120, Triton 3.9": (120, "3.9.0", None),
 }
 FEW, MANY = 32, 4  # one in 32 calls, one in 4 calls
 FILE = Path(__file__).parent / "decisions.json"
