@@ -32,16 +32,17 @@ class ConvTile(NamedTuple):
         """Whether a program's registers hold the sum of a chunk beside the sum of the chunks before it."""
         return self.pixels * self.channels <= 2048 * self.warps
 
-    def on(self, device: torch.device, itemsize: int, *, flat: bool) -> "ConvTile":
+    def on(self, device: torch.device, itemsize: int, *, flat: bool, groups: int) -> "ConvTile":
         """Return the tile with the warps and stages for the registers and shared memory of a card.
 
-        flat: whether a step has an address for each number. Then, on a card without descriptors, 4 warps of the largest
-        tile would spill 300 to 400 bytes per thread (Triton 3.9).
+        On a card without descriptors, 4 warps of some tiles would spill 300 to 1,500 bytes per thread (Triton 3.9), and
+        8 warps at most 200: if a step has an address for each number (`flat`), and if the norm in the epilogue sums
+        many pictures' wide groups. groups: pictures of a tile x channels of a group.
         """
         step = (self.pixels + self.channels) * self.block * itemsize
         tile = self._replace(stages=stages_for_two(self.stages, step, 0, device))
-        spills = flat and self.pixels * self.channels > 64 * 128 and not has_descriptors(device)
-        return tile._replace(warps=8) if spills else tile
+        spills = self.pixels * self.channels > 64 * 128 if flat else groups > 256
+        return tile._replace(warps=8) if spills and not has_descriptors(device) else tile
 
 
 class Candidate(NamedTuple):

@@ -64,7 +64,8 @@ class ConvTiling(NamedTuple):
 
     def on(self, device: torch.device, problem: Problem) -> "ConvTiling":
         """Return the tiling with the warps and stages for a card; they change no bit."""
-        return self._replace(tile=self.tile.on(device, problem.x_itemsize, flat=self.flat))
+        groups = self.tile_shape[0] * problem.group if problem.group and self.normalises(problem) else 0
+        return self._replace(tile=self.tile.on(device, problem.x_itemsize, flat=self.flat, groups=groups))
 
     def describe(self) -> str:
         tile = f"{self.tile.pixels} pixels x {self.tile.channels} channels a program"

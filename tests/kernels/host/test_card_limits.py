@@ -11,7 +11,7 @@ import torch
 from fastdiff.kernels.host import launching
 from fastdiff.kernels.host.launching import stages_for_two
 from tests.support.compile_cases import CASES, FP8_CASES, attend
-from tests.support.compiled import SHARED_MEMORY, variants
+from tests.support.compiled import SHARED_MEMORY
 
 pytest.importorskip("triton", reason="no Triton here")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -19,6 +19,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 WITHOUT_DESCRIPTORS = [80, 86, 89, 120]
 LENGTHS, FLAT, GEGLU = "attention-L4192-h30-d128-lengths", "conv2d-N8-C3-H256-first", "geglu-N2-C1280"
+WIDE_GROUPS = "conv2d-N1024-L4-C256-bf16"
 
 
 def sm(capability):
@@ -76,8 +77,10 @@ def test_operations_choose_their_stages_by_the_card(call, kernel, stages, launch
         assert {chosen["num_stages"] for chosen in options_of(found, kernel)} == {expected}, capability
 
 
-def test_only_cards_without_descriptors_give_a_flat_tile_more_warps(launches):
+def test_cards_without_descriptors_give_more_warps_to_tiles_that_would_spill(launches):
     for capability, warps in {80: 8, 86: 8, 89: 8, 90: 4, 120: 8}.items():
-        found = launches(CASES[FLAT], capability)
-        assert [chosen["num_warps"] for chosen in options_of(found, "conv_by_pointers")] == [warps], capability
-        assert len(variants(found)) == 1
+        (chosen,) = options_of(launches(CASES[FLAT], capability), "conv_by_pointers")
+        assert chosen["num_warps"] == warps, capability
+    for case, warps in {WIDE_GROUPS: 8, "conv2d-N1-L4-C256-bf16": 4, "conv2d-N1024-L32-C14-bf16": 4}.items():
+        (chosen,) = options_of(launches(CASES[case], 86), "conv_by_pointers")
+        assert chosen["num_warps"] == warps, case
