@@ -35,7 +35,7 @@ def options_of(found, name):
 
 @pytest.mark.parametrize(("capability", "stages"), [(80, 3), (86, 2), (89, 2), (90, 3), (100, 3), (120, 2)])
 def test_stages_leave_shared_memory_for_a_second_program(capability, stages, monkeypatch):
-    """Of 52 KB for three stages, an A100 has room for two programs, and smaller cards have room for one."""
+    # of 52 KB for three stages, an A100 has room for two programs, and smaller cards have room for one
     monkeypatch.setattr(launching, "INTERPRETER_CAPABILITY", divmod(capability, 10))
     assert stages_for_two(3, 16 * 1024, 20 * 1024, torch.device("cpu")) == stages
 
