@@ -263,7 +263,7 @@ def png_edits() -> st.SearchStrategy[Edit]:
 def folder_cases(draw: st.DrawFn, kind: str) -> Case:
     """Edited folders with calls that every folder supports."""
     door, what = draw(st.sampled_from(folders.calls_of(kind)))
-    flags = folders.SMALL if kind == "z-image" and what == "sample" else ()
+    flags = folders.SMALL if kind == "z-image" and what in ("sample", "bench") else ()
     return Case(kind, tuple(draw(st.lists(folder_edits(kind), min_size=1, max_size=2))), door, what, flags)
 
 

@@ -181,7 +181,7 @@ PROMPT_CALLS = [
     *(("page", what) for what in ("generate", "models")),
 ]
 # Z-Image's usual size takes thousands of tokens, so a call that draws chooses another one
-CAPTION_CALLS = [("command", "sample"), ("command", "sample"), ("command", "models")]
+CAPTION_CALLS = [("command", "sample"), ("command", "sample"), ("command", "models"), ("command", "bench")]
 SMALL = (("--height", "16"), ("--width", "16"))
 
 

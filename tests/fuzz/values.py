@@ -263,6 +263,7 @@ TEXTS: dict[str, Callable[[], Any]] = {  # arguments of text-to-image pipelines,
     "callback of NaN": lambda: lambda pipe, step, timestep, given: {"latents": given["latents"] * float("nan")},
     "callback of other latents": lambda: lambda pipe, step, timestep, given: {"latents": torch.zeros(1)},
     "callback of texts": lambda: lambda pipe, step, timestep, given: {"latents": "x", "prompt_embeds": None},
+    "callback of one state": lambda: lambda pipe, step, timestep, given: {"prompt_embeds": [torch.zeros(2, 3)]},
     "tensor inputs": lambda: ["latents", "prompt_embeds"],
     "unknown inputs": lambda: ["latents", "attention"],
 }

@@ -118,6 +118,15 @@ NAMED: Named = {
         ],
         EITHER,
     ),
+    **{
+        f"of Z-Image, a {callback}": call(
+            "library", "pipeline", kind="z-image", callback_on_step_end=callback, height="64", width="64"
+        )
+        for callback in (
+            *("callback without an end", "callback of NaN", "callback of other latents"),
+            *("callback of texts", "callback of one state"),
+        )
+    },
     "a callback of other latents": call(
         "library", "pipeline", kind="sd1", callback_on_step_end="callback of other latents"
     ),
