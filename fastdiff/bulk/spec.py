@@ -291,11 +291,14 @@ def _lists(rows: list[Row], name: str) -> dict[str, tuple[str, ...]]:
 def _sized(request: Request, inputs: list[Pair], controls: list[Control | None], card: ModelCard) -> Request:
     """Return the request with the size of the pictures without masks, or else of the control pictures.
 
+    With Z-Image, those with masks count too.
+
     Raises InputError for pictures of several sizes, unless the request gives one.
     """
     _check_crops(inputs)
-    plain = [picture for picture, mask in inputs if picture is not None and mask is None]
-    if not any(picture for picture, _ in inputs):
+    given = [(picture, None if card.reads_captions else mask) for picture, mask in inputs if picture is not None]
+    plain = [picture for picture, mask in given if mask is None]
+    if not given:
         plain = [control.pictures[0] for control in controls if control is not None]
     if not plain:
         return request
@@ -308,7 +311,7 @@ def _sized(request: Request, inputs: list[Pair], controls: list[Control | None],
             " --width, and all become this size"
         )
     sized = sized_as(first, request, card)
-    some_are_masked = any(mask is not None for _, mask in inputs)
+    some_are_masked = any(mask is not None for _, mask in given)
     if some_are_masked and None in (request.height, request.width) and card.size != (sized.width, sized.height):
         raise InputError(
             "spec: rows with a mask have the model's size, and rows without have their picture's; give --height and"

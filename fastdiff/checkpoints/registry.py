@@ -181,11 +181,9 @@ PIPELINES = {
             options=("id2label",),
             guidance_scale=4.0,
         ),
-        PipelineClass(
-            "ZImagePipeline",
-            {Z_IMAGE: CAPTIONS},
-            (VAE, QWEN3, CHAT_TOKENIZER),
-            guidance_scale=5.0,
+        *(
+            PipelineClass(name, {Z_IMAGE: CAPTIONS}, (VAE, QWEN3, CHAT_TOKENIZER), guidance_scale=5.0)
+            for name in ("ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline")
         ),
         PipelineClass("ValueGuidedRLPipeline", {UNET_1D: TRAJECTORIES}, (VALUE_FUNCTION,), options=("env",)),
         _SD,

@@ -1,7 +1,7 @@
 """The latents that inpainting keeps: after each step they get the noise of the next one, as in diffusers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -20,6 +20,10 @@ class KnownPixels:
     @cached_property
     def _work(self) -> tuple[Tensor, Tensor]:
         return torch.empty_like(self.latents), torch.empty_like(self.latents)
+
+    def of_rows(self, rows: list[int]) -> "KnownPixels":
+        """Return the latents of some pictures of the batch."""
+        return replace(self, painted=self.painted[rows], latents=self.latents[rows], noise=self.noise[rows])
 
     def begin(self, x_t: Tensor) -> Tensor:
         """Return x_t: it has all its noise, also where pixels are known."""

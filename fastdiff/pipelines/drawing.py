@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from torch import Tensor
 
 from fastdiff.diffusion.conditions import Conditions
+from fastdiff.diffusion.known_pixels import KnownPixels
 from fastdiff.diffusion.loop import AfterStep, Control, Known, denoise
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
@@ -57,8 +58,13 @@ class Started(NamedTuple):
     """Holds what `diffusion.loop.denoise` starts from."""
 
     x_t: Tensor  # (N, H, W, C) float32
-    known: Known | None = None
+    known: KnownPixels | None = None
     inputs: Tensor | None = None
+
+    def of_rows(self, rows: list[int]) -> "Started":
+        """Return what some pictures of the batch start from."""
+        known = None if self.known is None else self.known.of_rows(rows)
+        return Started(self.x_t[rows], known, None if self.inputs is None else self.inputs[rows])
 
 
 class Start(Protocol):

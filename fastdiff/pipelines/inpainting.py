@@ -90,12 +90,15 @@ class InpaintStart(ImageStart):
     def prepare(self, noise: Noise, schedule: Schedule, latents: Tensor | None) -> Started:
         """Draw in diffusers' order: the picture's posterior, the noise, and the masked picture's posterior.
 
-        At full strength the run starts from noise alone, and so it does from `latents`.
+        At full strength the run starts from noise alone, and so it does from `latents`. With Z-Image, `latents` are not
+        the noise of the known pixels, which is drawn first.
         """
         drawn, count = noise.in_turn(), len(noise.seeds)
         from_noise = self.begins == Strength(1.0) or latents is not None
+        of_known = drawn.start() if self.encoding.of_captions and latents is not None else None
         known = None if from_noise and self.reads_mask else self._latents(drawn, each=noise.generator is None)
         eps = drawn.start(latents)
+        of_known = eps if of_known is None else of_known
         if from_noise or known is None:
             x_t = eps * schedule.init_noise_sigma
         else:  # what comes from the first part of a run has its noise already
@@ -105,7 +108,7 @@ class InpaintStart(ImageStart):
         if not self.reads_mask:
             assert known is not None
             self._skip_masked(noise)
-            return Started(x_t, KnownPixels(masks > 0, known, eps, schedule.shares))
+            return Started(x_t, KnownPixels(masks > 0, known, of_known, schedule.shares))
         masked = self._masked(drawn, each=noise.generator is None)
         return Started(x_t, inputs=torch.cat([masks, masked], dim=-1).to(self.dtype))
 
@@ -142,10 +145,12 @@ def read_inpainting(
     dtype: torch.dtype,
     *,
     own_size: bool = False,
+    factor: int = 1,
 ) -> InpaintStart:
     """Check the pictures and masks of a call. `config` and `dtype` are the U-Net's. Raises InputError.
 
     own_size: whether height and width default to the picture's own, as in diffusers' pipelines with a ControlNet.
+    factor: divides the height and width of latents.
     """
     if options.image is None:
         raise InputError("mask_image: it says where to change image; give image too, or leave it out")
@@ -153,20 +158,22 @@ def read_inpainting(
     if of_mask.padding_mask_crop is None:
         sides = checked_side("height", asked.height), checked_side("width", asked.width)
         size_of = (lambda: sides) if own_size else partial(completed_size, config, *sides, vae.config.scale)
-        images, are_latents = read_images(options.image, vae, size_of)
+        images, are_latents = read_images(options.image, vae, size_of, factor)
     else:
-        sides = _own_size(options.image, asked, vae) if own_size else (asked.height, asked.width)
+        sides = _own_size(options.image, asked, vae, factor) if own_size else (asked.height, asked.width)
         height, width = completed_size(config, *sides, vae.config.scale)
         crop = _crop(options.image, masks, (height, width), of_mask.padding_mask_crop, asked.output_type)
         part = filled(crop.image.crop(crop.box), width, height)
-        images, are_latents = read_images(part, vae, lambda: (height, width))
+        images, are_latents = read_images(part, vae, lambda: (height, width), factor)
     scale = vae.config.scale if are_latents else 1
     size = images.shape[2] * scale, images.shape[3] * scale
     given = of_mask.masked_image_latents
     latents = None if given is None else _masked_latents(given, vae, size)
     if are_latents and latents is None and config.inpaints:
         raise InputError("image: this model reads the masked picture; give a picture, or masked_image_latents too")
-    begins = options.begins_at(strength_of(of_sdxl=encoding.of_sdxl, masked=True))
+    of_captions = encoding.of_captions
+    usual = strength_of(of_sdxl=encoding.of_sdxl, masked=True, of_captions=of_captions)
+    begins = options.begins_at(usual, of_captions=of_captions)
     if isinstance(begins, DenoisingStart) and asked.latents is not None:
         raise InputError("latents: a run with denoising_start goes on from image; leave out one of the two")
     box = None if crop is None else crop.box
@@ -176,9 +183,9 @@ def read_inpainting(
     )
 
 
-def _own_size(image: Any, asked: DrawingOptions, vae: Autoencoder) -> tuple[int, int]:
+def _own_size(image: Any, asked: DrawingOptions, vae: Autoencoder, factor: int) -> tuple[int, int]:
     """Return the height and width of a run. They default to the size of the PIL image."""
-    pixels = ImageProcessor(vae.config.scale).preprocess(image, asked.height, asked.width)
+    pixels = ImageProcessor(factor * vae.config.scale).preprocess(image, asked.height, asked.width)
     return pixels.shape[2], pixels.shape[3]
 
 

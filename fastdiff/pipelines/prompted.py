@@ -107,27 +107,27 @@ def _in_turn(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield a step when all groups have taken it."""
     started = drawing.start()
-    x_t, known, inputs = started if len(groups) == 1 else (started.x_t, None, None)
+    starts = [started if len(groups) == 1 else started.of_rows(group.rows) for group in groups]
     with naming_lost_device():
         noise = drawing.noise.of_steps(drawing.schedule.noise_dtype)
     changes: Changes = {}
     runs = [
         denoise(
             denoiser,
-            x_t[group.rows],
+            start.x_t,
             drawing.schedule,
             group.of_steps[0],
             noise=source,
             portions=drawing.portions,
-            known=known,
-            inputs=inputs,
+            known=start.known,
+            inputs=start.inputs,
             control=None if control is None else control.of_rows(group.rows),
             after_step=group.after_step,
             before_step=partial(_taken, changes, place),
         )
-        for place, (group, source) in enumerate(zip(groups, _sources(noise, groups), strict=True))
+        for place, (group, start, source) in enumerate(zip(groups, starts, _sources(noise, groups), strict=True))
     ]
-    order = torch.tensor([row for group in groups for row in group.rows]).argsort().to(x_t.device)
+    order = torch.tensor([row for group in groups for row in group.rows]).argsort().to(started.x_t.device)
     for step, results in enumerate(zip(*runs, strict=True)):
         x_t, x0 = (torch.cat(each)[order] for each in zip(*results, strict=True))
         if after_groups is not None:

@@ -13,6 +13,11 @@ _ADAPTERS = ("ip_adapter_image", "ip_adapter_image_embeds")
 _CALLBACK = ("clip_skip", "callback_on_step_end", "callback_on_step_end_tensor_inputs")
 _SIZE = ("original_size", "crops_coords_top_left", "target_size")
 _NOISE = ("num_images_per_prompt", "eta", "generator", "latents")
+_CAPTIONS = (
+    *("num_inference_steps", "sigmas", "guidance_scale", "cfg_normalization", "cfg_truncation", "negative_prompt"),
+    *("num_images_per_prompt", "generator", "latents", *_PROMPTS, *_LAST, "joint_attention_kwargs", *_CALLBACK[1:]),
+    "max_sequence_length",
+)
 
 CALLS: dict[str, tuple[str, ...]] = {  # the arguments of __call__, by diffusers' class
     "DDPMPipeline": ("batch_size", "generator", "num_inference_steps", *_LAST),
@@ -77,10 +82,11 @@ CALLS: dict[str, tuple[str, ...]] = {  # the arguments of __call__, by diffusers
         *("cross_attention_kwargs", *_CONTROL, "guidance_rescale", *_SIZE),
         *("aesthetic_score", "negative_aesthetic_score", *_CALLBACK),
     ),
-    "ZImagePipeline": (
-        *("prompt", "height", "width", "num_inference_steps", "sigmas", "guidance_scale", "cfg_normalization"),
-        *("cfg_truncation", "negative_prompt", "num_images_per_prompt", "generator", "latents", *_PROMPTS),
-        *("output_type", "return_dict", "joint_attention_kwargs", *_CALLBACK[1:], "max_sequence_length"),
+    "ZImagePipeline": ("prompt", "height", "width", *_CAPTIONS),
+    "ZImageImg2ImgPipeline": ("prompt", "image", "strength", "height", "width", *_CAPTIONS),
+    "ZImageInpaintPipeline": (
+        *("prompt", "image", "mask_image", "masked_image_latents", "strength", "height", "width"),
+        *_CAPTIONS,
     ),
 }
 ENCODE_PROMPT: dict[str, tuple[str, ...]] = {  # the arguments of encode_prompt, by diffusers' class

@@ -29,6 +29,7 @@ from fastdiff.pipelines.caption_callbacks import CallbackOptions, CaptionCallbac
 from fastdiff.pipelines.captions import CaptionEncoder, CaptionOptions, Captions, Texts, caption_groups
 from fastdiff.pipelines.drawing import DrawingOptions, accepted, names_of, options_of
 from fastdiff.pipelines.image_to_image import Encoding, ImageOptions, ImageStart, read_image_to_image
+from fastdiff.pipelines.inpainting import InpaintStart, MaskOptions, read_inpainting
 from fastdiff.pipelines.parts import VAE_KINDS
 from fastdiff.pipelines.prompted import denoise_groups
 from fastdiff.requests.defaults import LIBRARY, Sampling
@@ -41,7 +42,7 @@ SHIFTS = (256, 4096, 0.5, 1.15)  # diffusers' values for schedulers whose config
 
 REFUSED = {  # arguments of other pipelines and of diffusers, and why they are refused
     "class_labels": "this model draws from prompts; leave them out",
-    "mask_image": "Z-Image does not inpaint here; leave it out",
+    "masked_image_latents": "Z-Image reads no masked picture; leave it out",
     "prompt_2": "this model has one text encoder; leave it out",
     "negative_prompt_2": "this model has one text encoder; leave it out",
     "clip_skip": "Z-Image always reads the last layer but one of its text encoder; leave it out",
@@ -152,10 +153,13 @@ class ZImagePipeline(Adapting):
                 `TextToImagePipeline.stream` takes. `height` and `width` default to its size, rounded down to a multiple
                 of 16.
             strength: 0 to 1, how much of `image` to change: the run begins at step int(N - N * strength) of N. Default:
-                0.6.
+                0.6, with `mask_image` 1.
             num_images_per_prompt: pictures for each prompt. Picture i has seed `seed + i`. A list of seeds replaces it.
             joint_attention_kwargs: `{"scale": s}` multiplies the weights of all active adapters by s in this call.
-            options: `negative_prompt`, `prompt_embeds` and `negative_prompt_embeds` (lists of (L, cap_feat_dim), one
+            options: `mask_image`, which paints `image` anew where the mask is white, as diffusers'
+                ZImageInpaintPipeline, with `mask_blur` and `padding_mask_crop` (see `TextToImagePipeline.stream`; with
+                a mask, `height` and `width` default to the picture's size too, and `latents` may be given);
+                `negative_prompt`, `prompt_embeds` and `negative_prompt_embeds` (lists of (L, cap_feat_dim), one
                 for each prompt), `max_sequence_length`, `callback_on_step_end`, called after each step as in diffusers,
                 with `callback_on_step_end_tensor_inputs` (any of `"latents"`, `"prompt_embeds"` and
                 `"negative_prompt_embeds"`; see `caption_callbacks.CaptionCallback`), and the arguments of
@@ -164,8 +168,8 @@ class ZImagePipeline(Adapting):
 
         Raises as `Pipeline.stream`.
         """
-        unused = {"horizon", "use_clipped_model_output", "eta", "timesteps"}
-        known = names_of(DrawingOptions, CaptionOptions, CallbackOptions) - unused
+        unused = {"horizon", "use_clipped_model_output", "eta", "timesteps", "masked_image_latents"}
+        known = names_of(DrawingOptions, CaptionOptions, CallbackOptions, MaskOptions) - unused
         given = accepted({**options, "prompt": prompt, "guidance_scale": guidance_scale}, known, REFUSED, "Z-Image")
         calling = options_of(CallbackOptions, given)
         calling.names()  # checks them
@@ -175,7 +179,7 @@ class ZImagePipeline(Adapting):
         captions = Captions(options_of(CaptionOptions, given), self.encoders, self.denoiser)
         subjects = Subjects("prompt", range(captions.count), "num_images_per_prompt", num_images_per_prompt)
         asked = options_of(DrawingOptions, given)
-        start = self._start(ImageOptions(image, strength), asked)
+        start = self._start(ImageOptions(image, strength), options_of(MaskOptions, given), asked)
         if start is not None:
             height, width = start.size
             asked = replace(asked, height=height, width=width)
@@ -198,15 +202,21 @@ class ZImagePipeline(Adapting):
                 running, calling, drawing.schedule.timesteps, halves, groups, guidance, (height, width)
             )
         taken = denoise_groups(drawing, self.denoiser, groups, None, after_groups=after)
-        return self._run(drawing, self._scaled_steps(taken, loras))
+        run = self._run(drawing, self._scaled_steps(taken, loras))
+        crop = start.crop if isinstance(start, InpaintStart) else None
+        return run if crop is None else crop.put_back(run)
 
-    def _start(self, options: ImageOptions, asked: DrawingOptions) -> ImageStart | None:
+    def _start(self, options: ImageOptions, of_mask: MaskOptions, asked: DrawingOptions) -> ImageStart | None:
         """Return what a run with a picture starts from; None for a run without."""
-        if options.image is None:
-            return None
         assert self._vae is not None
         encoding = Encoding(self._vae, of_sdxl=False, working=self._working, of_captions=True)
-        return read_image_to_image(options, asked, self._vae, encoding, self.denoiser.config.size_factor)
+        config = self.denoiser.config
+        if of_mask.mask_image is not None:
+            given = options, of_mask, asked, self._vae, encoding, config, self.dtype
+            return read_inpainting(*given, own_size=True, factor=config.size_factor)
+        if options.image is None:
+            return None
+        return read_image_to_image(options, asked, self._vae, encoding, config.size_factor)
 
     @property
     def _noise_dtype(self) -> torch.dtype:

@@ -204,9 +204,10 @@ def _check_crop(mask: InputPicture, picture: InputPicture) -> None:
 
 
 def _sized(request: Request, start: Start | None, control: Control | None, card: ModelCard) -> Request:
-    """Return the request with its size, if a picture gives it. With a mask the model does, as in diffusers."""
+    """Return the request with its size, if a picture gives it. With a mask it may be the model, as in diffusers."""
     if start is not None:
-        return request if start.mask is not None else sized_as(start.picture, request, card)
+        is_models = start.mask is not None and not card.reads_captions
+        return request if is_models else sized_as(start.picture, request, card)
     return request if control is None else sized_as(control.pictures[0], request, card)
 
 

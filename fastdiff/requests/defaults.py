@@ -104,7 +104,7 @@ def strength_of(*, of_sdxl: bool, masked: bool, controlled: bool = False, of_cap
 
     masked: of inpainting; controlled: by ControlNets; of_captions: with Z-Image.
     """
-    if of_captions:
+    if of_captions and not masked:
         return STRENGTH_OF_CAPTIONS
     if masked:
         return MASKED_STRENGTH_OF_SDXL if of_sdxl else MASKED_STRENGTH

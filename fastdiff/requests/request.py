@@ -103,7 +103,7 @@ TEXT_SETTINGS = (
     *(*OPTION_FILES, *CONTROL_SETTINGS, *IP_ADAPTER_SETTINGS),
 )
 
-CAPTION_SETTINGS = ("negative_prompt", "init_image", "strength", "lora")  # Z-Image has only these of TEXT_SETTINGS
+CAPTION_SETTINGS = ("negative_prompt", *INPUT_SETTINGS, "lora")  # Z-Image has only these of TEXT_SETTINGS
 
 # not recorded: the PNG that is read
 _INSIDE = ("init_image_inside", "mask_inside", "control_image_inside", "ip_adapter_image_inside")

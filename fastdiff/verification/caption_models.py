@@ -46,6 +46,8 @@ def compare_caption_pipeline(card: ModelCard, request: Request, device: str) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = load_theirs(card, request, pipe.scheduler_name, *libraries[:2])
+        theirs = libraries[1].ZImagePipeline(**theirs.components)  # the folder may name another class of these parts
+        theirs.set_progress_bar_config(disable=True)
         loras = add_loras(theirs, request, pipe.denoiser.config) if request.lora else []
         theirs.to(pipe.device)
         comparisons = [

@@ -1,10 +1,13 @@
 """Requests to Z-Image: the library's pictures in any batch, what it refuses, and settings that repeat them."""
 
+from pathlib import Path
+
 import pytest
 from PIL import Image
 from safetensors.torch import save_file
 
 from fastdiff import InputError, Pipeline
+from fastdiff.bulk.spec import complete_rows, read_rows
 from fastdiff.pipelines.base import load_pipeline
 from fastdiff.requests.defaults import COMMAND
 from fastdiff.requests.png import Recorded
@@ -64,6 +67,32 @@ def test_a_picture_to_start_from(folder):
         prepared(folder, strength=0.0, **start)
 
 
+def test_a_mask(folder):
+    Image.new("L", (34, 18)).save("mask.png")
+    given = {"init_image": "start.png", "mask": "mask.png", "height": None, "width": None}
+    run = prepared(folder, prompt=PROMPTS[:1], **given)
+    (found,) = finished(run)
+    pictures = {"image": Image.open("start.png"), "mask_image": Image.open("mask.png")}
+    options = pictures | {"num_inference_steps": 3, "guidance_scale": 2.0}
+    library = Pipeline.from_pretrained(folder, device="cpu")
+    (wanted,) = library(PROMPTS[0], seed=5, **options).images
+    assert found.image.tobytes() == wanted.tobytes() and found.image.size == (32, 16)
+    assert (found.record["strength"], found.record["mask"]) == (1.0, "mask.png")
+    (cropped,) = finished(prepared(folder, prompt=PROMPTS[:1], **given | {"mask": "start.png", "mask_crop": 2}))
+    assert cropped.image.size == (34, 18)
+
+
+def test_bulk_pictures_with_and_without_masks_have_their_own_size(folder):
+    Image.new("L", (34, 18)).save("mask.png")
+    request = Request(model=str(folder), num_inference_steps=3)
+    Path("spec.jsonl").write_text(
+        '{"prompt": "a cat", "image": "start.png"}\n{"prompt": "a cat", "image": "start.png", "mask": "mask.png"}\n'
+    )
+    completed, cells = complete_rows(request, read_rows("spec.jsonl"), find_model(request))
+    assert (completed.height, completed.width) == (16, 32)
+    assert [cell.start.strength for cell in cells] == [0.6, 1.0]
+
+
 def test_a_lora_and_its_record(folder):
     tensors = loras.in_kohya(loras.random_loras(tiny.pipeline(lambda model: None).transformer))
     save_file({key: each.contiguous().clone() for key, each in tensors.items()}, "style.safetensors")
@@ -102,7 +131,6 @@ REFUSED = {
     "upscale": (2.0, "upscale: Z-Image"),
     "control": (("emoji-edges",), "control: Z-Image"),
     "embedding": (("x.safetensors",), "embedding: Z-Image"),
-    "mask": ("start.png", "mask: Z-Image"),
     "ip_adapter": (("x",), "ip-adapter: Z-Image"),
 }
 

@@ -191,7 +191,7 @@ REFUSED = {
     "strength": ({"strength": 0.5}, "strength: it says how much of image to change"),
     "no-step": ({"image": Image.new("RGB", (16, 16)), "strength": 0.0}, "strength: 0 of 4 steps leaves none"),
     "both-latents": ({"image": Image.new("RGB", (16, 16)), "latents": torch.zeros(2, 4, 8, 12)}, "latents: a run with"),
-    "mask": ({"mask_image": Image.new("L", (16, 16))}, "mask_image: Z-Image does not inpaint here"),
+    "mask": ({"mask_image": Image.new("L", (16, 16))}, "mask_image: it says where to change image; give image too"),
     "eta": ({"eta": 0.5}, "eta: a flow has no eta"),
     "timesteps": ({"timesteps": [999, 5]}, "timesteps: give sigmas"),
     "unknown": ({"refiner": 1}, "refiner: Z-Image have no such argument"),
