@@ -264,6 +264,9 @@ def folder_cases(draw: st.DrawFn, kind: str) -> Case:
     """Edited folders with calls that every folder supports."""
     door, what = draw(st.sampled_from(folders.calls_of(kind)))
     flags = folders.SMALL if kind == "z-image" and what in ("sample", "bench") else ()
+    if kind == "z-image" and what == "sample" and draw(st.booleans()):
+        edited, more = draw(loras.of_captions() | pictures.of_captions())
+        return Case(kind, edited, door, what, (*flags, *more))
     return Case(kind, tuple(draw(st.lists(folder_edits(kind), min_size=1, max_size=2))), door, what, flags)
 
 

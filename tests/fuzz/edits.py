@@ -27,7 +27,7 @@ from tests.fuzz.named.embeddings import embedding
 from tests.fuzz.named.hostile_files import single
 from tests.fuzz.named.image_prompts import ip_adapters
 from tests.fuzz.named.image_prompts.ip_adapters import image_encoder, ip_adapter
-from tests.fuzz.named.loras import lora
+from tests.fuzz.named.loras import caption_lora, lora
 from tests.fuzz.named.pictures import picture
 from tests.fuzz.tabs import write_dropped
 from tests.fuzz.text_edits import GONE, replace
@@ -38,7 +38,7 @@ PNG_NAME = "from.png"
 STYLES_NAME, STYLES_HEAD = "styles.csv", "name,prompt,negative_prompt"
 # Edits that write a file
 NEW_FILES = ("settings", "chunk", "styles", "write_dropped", "single", "embedding", "lora", "picture", "controlnet")
-NEW_FILES += ("ip_adapter", "control_file", "image_encoder")
+NEW_FILES += ("ip_adapter", "control_file", "image_encoder", "caption_lora")
 
 
 def apply(edits: tuple[Edit, ...], folder: Path) -> None:
@@ -230,7 +230,7 @@ def styles(folder: Path, content: str) -> None:
 _OF_TEXT = ("option", "no_option", "within", "whole", "shard", "encoded", "vocabulary", "merges")
 _OF_FILES = (strange, swapped, flip, truncate, append, header, tensor, pickled)
 _NEW = (settings, chunk, styles, write_dropped, single, embedding, lora, picture, controlnet, ip_adapter, control_file)
-_NEW += (image_encoder,)
+_NEW += (image_encoder, caption_lora)
 EDITS: dict[str, Callable[..., None]] = {
     **{name: getattr(text_edits, name) for name in _OF_TEXT},
     **{each.__name__: each for each in (*_OF_FILES, *_NEW)},
@@ -245,6 +245,8 @@ def must_be_refused(edit: Edit) -> bool:
         return words[1] in ("missing", "renamed", "extra", "misshapen", "empty", "NaN", "infinity", "float8 NaN")
     if name == "embedding":
         return embeddings.must_be_refused(*words)
+    if name == "caption_lora":
+        return words[1] == "NaN"
     if name == "lora":
         return loras.must_be_refused(*words)
     if name == "ip_adapter":

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from tests.adapters import formats
 from tests.fuzz.named import embeddings
+from tests.parity.z_image import loras as z_image
+from tests.parity.z_image import tiny
 from tests.support.text_pipelines import text_pipeline
 
 NAME = "style.safetensors"
@@ -163,6 +165,49 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
     "a pickle": lambda place: b"\x80\x02cos\nsystem\n.",
 }
 FORMS = {**SOUND, **ODD, **HOSTILE}
+
+
+@cache
+def _captions() -> z_image.Loras:
+    return z_image.sharing_down(z_image.random_loras(tiny.pipeline(lambda model: None).transformer, rank=2))
+
+
+OF_CAPTIONS: dict[str, Callable[[], State]] = {  # LoRAs of Z-Image
+    "diffusers": lambda: z_image.in_peft(_captions()),
+    "kohya": lambda: z_image.in_kohya(_captions()),
+    "qkv": lambda: z_image.in_kohya(z_image.stacked(_captions())),
+    "both names": lambda: z_image.written_twice(_captions()),
+    "LoKr": lambda: z_image.in_lokr(tiny.pipeline(lambda model: None).transformer),
+}
+DAMAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda each: each,
+    "NaN": lambda each: torch.full_like(each, torch.nan),
+    "integers": lambda each: each.int(),
+    "other rows": lambda each: torch.cat([each.reshape(len(each) if each.ndim else 1, -1)] * 2),
+    "no rows": lambda each: each.reshape(-1)[:0],
+    "a number": lambda each: each.flatten()[0],
+    "flat": lambda each: each.flatten(),
+}
+
+
+def caption_lora(folder: Path, form: str, damage: str, place: str) -> None:
+    """Write a LoRA of Z-Image. `place`, in 1/1000 of its keys, chooses the tensor that is damaged."""
+    state = OF_CAPTIONS[form]()
+    key = list(state)[int(place) * (len(state) - 1) // 1000]
+    state[key] = DAMAGES[damage](state[key])
+    (folder / NAME).write_bytes(save({key: each.contiguous().clone() for key, each in state.items()}))
+
+
+@st.composite
+def of_captions(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Return the edit and the flags of a LoRA of Z-Image, or of Stable Diffusion."""
+    place = draw(st.integers(0, 1000).map(str))
+    forms, damages = st.sampled_from([*OF_CAPTIONS]), st.sampled_from(["none", *DAMAGES])
+    edit = st.tuples(st.just("caption_lora"), forms, damages, st.just(place))
+    edit |= st.tuples(st.just("lora"), st.sampled_from([*FORMS]), st.just(place))
+    return (draw(edit),), (("--lora", f"../model/{NAME}{draw(st.sampled_from(WEIGHTS))}"),)
+
+
 WEIGHTS = ("", "", ":0.5", ":-1", ":0", ":1e30", ":1e300", ":nan", ":x", ":", ":\N{SNOWMAN}")
 
 

@@ -133,6 +133,14 @@ def _masked(draw: st.DrawFn) -> tuple[tuple[Any, ...], list[tuple[str, str]]]:
 
 
 @st.composite
+def of_captions(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Return the edits and the flags of a sound start picture for Z-Image, and of a mask that may be hostile."""
+    masks, flags = draw(_masked())
+    start = ("--init-image", f"../model/{NAME}"), ("--strength", draw(st.sampled_from(["1", "0.5"])))
+    return (("picture", "RGB", "16", "24"), *masks), (*start, *flags)
+
+
+@st.composite
 def _controlled(draw: st.DrawFn) -> tuple[tuple[Any, ...], list[tuple[str, str]]]:
     """Return the edits and the flags of a sound ControlNet, with a picture that may be hostile."""
     form = draw(st.sampled_from([*FORMS, *FORMS.keys() - set(REFUSED)]))
