@@ -11,10 +11,12 @@ from fastdiff import DDIMScheduler, DDPMScheduler, InputError, LabelPipeline, Pi
 from fastdiff.checkpoints.registry import PIPELINES
 from fastdiff.diffusion.results import PipelineOutput
 from fastdiff.pipelines import label, text_to_image, trajectory, z_image
+from fastdiff.pipelines.caption_callbacks import CallbackOptions
 from fastdiff.pipelines.captions import CaptionOptions
 from fastdiff.pipelines.controlling import ControlOptions
 from fastdiff.pipelines.drawing import DrawingOptions, names_of
 from fastdiff.pipelines.image_prompts import ImagePromptOptions
+from fastdiff.pipelines.inpainting import MaskOptions
 from fastdiff.pipelines.prompts import PromptOptions
 from fastdiff.pipelines.refining import PartOptions
 from fastdiff.pipelines.signatures import CALLS, ENCODE_PROMPT
@@ -56,7 +58,8 @@ def test_every_argument_is_taken_or_refused_by_name(name):
         "ZImagePipeline": (z_image, z_image.ZImagePipeline),
     }[next(iter(PIPELINES[name].denoisers.values()))]
     taken = names_of(
-        DrawingOptions, CaptionOptions, PromptOptions, SizeOptions, PartOptions, ControlOptions, ImagePromptOptions
+        *(DrawingOptions, CaptionOptions, PromptOptions, SizeOptions, PartOptions, ControlOptions, ImagePromptOptions),
+        *(CallbackOptions, MaskOptions),
     )
     taken |= {*names(kind.stream), "return_dict"}
     assert sorted({*CALLS[name]} - taken - module.REFUSED.keys()) == []
