@@ -41,8 +41,8 @@ class AttentionCall(Call[Tensor]):
             negative value masks the key.
         residual: (N, L, heads * d), the dtype of q: added in float32, before the result is rounded.
         lengths: (N,) int32, from 1 to L_keys, not with a bias: how many keys a picture attends to, from its first. The
-            others may be NaN. The range is not checked. The bits of the kernel are those for the first keys alone, if
-            there are at least 64.
+            others may be NaN. The range is not checked. For at least 64 keys, the kernel gives the same bits as for the
+            first keys alone.
 
     Returns:
         (N, L, heads * d), contiguous, the dtype of q.

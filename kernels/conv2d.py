@@ -310,7 +310,7 @@ def _launch_products(
     scales: Scales, epilogue: tuple[Any, ...], residual: Tensor | None, shortcut: Shortcut | None = None,
     norm: GroupNormCall | None = None,
 ) -> None:  # fmt: skip
-    """Launch a program per tile, or one for each part of a tile's sum, of which the last to arrive does the rest."""
+    """Launch a program per tile, or one for each part of its sum, which the last to arrive or `sum_chunks` adds."""
     from fastdiff.kernels.device.conv2d import conv_by_descriptors, conv_by_pointers  # imports Triton
 
     weight, tile, (left, _, top, _) = filters.values, tiling.tile, problem.padding

@@ -117,8 +117,11 @@ class Kept(Generic[Made]):
         stream = torch.cuda.current_stream(given[0].device) if is_cuda else None
         state = (stream, [each._version for each in weights])
         known = next((each for each in self._made if each[1] == state and each[0].are(given)), None)
-        latest = (Sources(given), state, make()) if known is None or self._begins else known
-        self._made = [latest, *(each for each in self._made if each is not known and each[0].exist())][:CAPACITY]
+        others = [each for each in self._made if each is not known and each[0].exist()][: CAPACITY - 1]
+        if known is None or self._begins:
+            self._made, known = others, None  # freed before more is made
+        latest = (Sources(given), state, make()) if known is None else known
+        self._made = [latest, *others]
         self._begins = False
         return latest[2]
 

@@ -150,11 +150,11 @@ def _by_layer(stored: Stored, homes: Homes, base: str | None) -> dict[tuple[str,
     As in diffusers, a layer that is there under diffusers' name and under its authors' counts once.
     """
     places = {key: homes.find(key) for key in stored.tensors}
-    plain = {place[:2] for each in places.values() for place in each if not place.is_authors}
+    plain = {place[:3] for each in places.values() for place in each if not place.is_authors}
     found: dict[tuple[str, ...], str] = {}
     layers: dict[tuple[str, str], dict[str, Tensor]] = {}
     for key, there in places.items():
-        is_again = any(place.is_authors and place[:2] in plain for place in there)
+        is_again = any(place.is_authors and place[:3] in plain for place in there)
         for place in () if is_again else there:
             if place[:3] in found:
                 raise InputError(

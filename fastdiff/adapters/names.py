@@ -42,8 +42,8 @@ _ROLES = {
 }
 _END = re.compile("|".join(f"(?P<{role}>{end})$" for role, end in _ROLES.items()))
 _QKV = "_attention_qkv"  # the end of a layer that stacks to_q, to_k and to_v, as in the code of Z-Image's authors
-_ROWS = ("up", "w1_a", "w2_a", "magnitude")  # the tensors of such a layer whose rows are those of the weight
-_SHARED = ("down", "alpha", "w1_b", "w2_b")  # and those of all three
+_ROWS = ("up", "w1_a", "w2_a", "magnitude")  # tensors with a third of their rows for each of q, k and v
+_SHARED = ("down", "alpha", "w1_b", "w2_b")  # tensors that q, k and v share
 _AUTHORS = {  # the names of Z-Image's authors -> diffusers'
     r"_attention_(?:to_)?out$": "_attention_to_out_0",
     r"^x_embedder$": "all_x_embedder_2-1",

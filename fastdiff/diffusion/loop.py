@@ -243,20 +243,21 @@ class Loop:
         self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Take a step, alone or with other runs: see `shared_steps`."""
-        asked, share = AskedStep(self, x_t, i, noise, part, earlier), sharing.get()
+        asked, share = AskedStep(self, x_t, i, noise, part, earlier, self.denoiser.weights_state), sharing.get()
         return asked.alone() if share is None else share(asked)
 
     def key(self, x_t: Tensor, earlier: Tensor | None) -> tuple[Any, ...]:
         """Return what steps that are taken together have in common: all that changes shapes or launches.
 
-        A step with ControlNets is shared with no other run.
+        A step with ControlNets is shared with no other run. Generators draw the noise outside of the step.
         """
         shapes: list[Any] = []
         map_tensors(lambda each: shapes.append((each.shape[1:], each.dtype)), self.table.text)
         inputs = None if self.inputs is None else self.inputs.shape[1:]
         controlled = None if self.control is None else id(self.control)
         return (
-            id(self.denoiser), self.step.name, x_t.shape[1:], tuple(shapes), inputs, controlled, self.seeds is None,
+            id(self.denoiser), self.step.name, x_t.shape[1:], tuple(shapes), inputs, controlled,
+            self.seeds is None and any(self.schedule.draws_noise),
             earlier is None, -(-len(self.schedule) // ROWS),
         )  # fmt: skip
 

@@ -5,10 +5,10 @@ several runs together, if their `key` is equal. A picture has the same bits alon
 no picture.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -76,16 +76,22 @@ class AskedStep:
     noise: Tensor | None
     part: slice
     earlier: Tensor | None
+    weights: Hashable  # the state of the model's weights that the step is for
+
+    @property
+    def changed(self) -> bool:
+        """Whether the model has other weights now."""
+        return bool(self.loop.denoiser.weights_state != self.weights)
 
     @property
     def pictures(self) -> int:
         """The number of pictures."""
         return len(range(*self.part.indices(len(self.x_t))))
 
-    @property
+    @cached_property
     def key(self) -> tuple[Any, ...]:
         """See `Loop.key`."""
-        return self.loop.key(self.x_t, self.earlier)
+        return (*self.loop.key(self.x_t, self.earlier), self.weights)
 
     def alone(self) -> tuple[Tensor, ...]:
         """Take the step; return x_{t-1} and x0, and the next step's `earlier` if there is one."""
@@ -160,12 +166,9 @@ def _joined_constants(loops: tuple[StepTaker, ...], calls: Sequence[GraphCall], 
         text=map_tensors(lambda *each: each_half(each), *(part.text for part in parts)),
         inputs=map_tensors(lambda *each: each_half(each), *(part.inputs for part in parts)),
     )
-    seeds, zeros = (Fixed(rows([fixed.tensors for fixed in each])) for each in zip(*map(_fixed, calls), strict=True))
+    fixed = zip(*((call.seeds, call.zeros) for call in calls), strict=True)
+    seeds, zeros = (Fixed(rows([each.tensors for each in parts_of])) for parts_of in fixed)
     return _Joined(Fixed(constants), seeds, zeros, loops)
-
-
-def _fixed(call: GraphCall) -> tuple[Fixed, Fixed]:
-    return call.seeds, call.zeros
 
 
 def _join(parts: Sequence[Any], *, size: int, halves: int) -> Tensor:

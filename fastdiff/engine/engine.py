@@ -1,11 +1,12 @@
-"""Engine: requests join and leave between steps, share steps, and get the very pictures that they would get alone.
+"""Engine: requests join and leave between steps and share steps. Each gets the picture that it would get alone.
 
-A request runs its pipeline's own code, in a thread of its own. Only one thread runs at a time: the engine gives a
-request its turn, and the request keeps it until it asks for a step or ends. Then the engine takes the steps of those
-requests together whose steps are alike (`diffusion.shared_steps`). So pipelines and models need no locks, and the order
-of all work follows from the order of the requests.
+A request runs its pipeline's own code in a thread of its own. Only one thread runs at a time: the engine gives a
+request its turn, and the request keeps it until it asks for a step or ends. Then the engine takes waiting steps with
+the same key together (`diffusion.shared_steps`). So pipelines need no locks, and the order of all work follows from the
+order of the requests.
 """
 
+import contextlib
 import itertools
 import threading
 from collections import deque
@@ -39,7 +40,8 @@ class Engine:
             futures = [engine.submit(pipe, prompt=prompt, seed=1) for prompt in ("a fox", "a rocket")]
             images = [future.result().images[0] for future in futures]
 
-    Do not call the pipelines, or change their weights or adapters, while the engine draws with them.
+    Do not call the pipelines, or change their weights or adapters, while the engine draws with them. A request whose
+    model gets other weights meanwhile fails, for example because another request has a LoRA scale of its own.
     """
 
     def __init__(self, *, max_batch: int = 16, max_requests: int = 64):
@@ -55,6 +57,7 @@ class Engine:
         self._max_requests = checked("max_requests", max_requests, Count)
         self._company, self._order = Company(), itertools.count()
         self._queue: deque[_Request] = deque()
+        self._active: tuple[_Request, ...] = ()
         self._changed, self._closed = threading.Condition(), False
         self._thread = threading.Thread(target=self._drive, name="fastdiff-engine", daemon=True)
         self._thread.start()
@@ -69,10 +72,12 @@ class Engine:
             on_step: called after each step with the `Step`, in a thread of the engine; all requests wait meanwhile.
             options: the arguments of the pipeline, by name.
 
-        Raises InputError if the engine is closed.
+        Raises InputError if the engine is closed, and for an offloaded pipeline, whose models move during a run.
         """
         if not isinstance(pipe, Pipeline):
             raise InputError(f"pipe: {shown(pipe)} has the wrong type; give a Pipeline of fastdiff")
+        if pipe.is_offloaded:
+            raise InputError("pipe: its models are offloaded, so requests cannot share them; load it on one device")
         request = _Request(pipe, options, on_step)
         with self._changed:
             if self._closed:
@@ -82,13 +87,18 @@ class Engine:
         return request.future
 
     def close(self, *, cancel: bool = False) -> None:
-        """Take no more requests, and wait for the others. `cancel` ends them before their next step."""
+        """Take no more requests, and wait for the others. `cancel` ends them before their next step.
+
+        Raises InputError in a request's own thread, such as in `on_step`: it would wait for itself.
+        """
+        if sharing.get() is not None:
+            raise InputError("engine: a request cannot close it; close it outside of on_step")
         with self._changed:
             self._closed = True
-            if cancel:
-                for request in (*self._queue, *self._active):
-                    request.future.cancel()
+            left = (*self._queue, *self._active) if cancel else ()
             self._changed.notify()
+        for request in left:
+            request.future.cancel()
         self._thread.join()
 
     def __enter__(self) -> "Engine":
@@ -97,15 +107,27 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(cancel=kind is not None)
 
-    _active: "tuple[_Request, ...]" = ()
-
     def _drive(self) -> None:
         """Admit requests and take steps until the engine is closed and nothing is left."""
-        while self._admit():
-            waiting = [request for request in self._active if request.asked is not None]
-            if waiting:
-                self._take(waiting)
-            self._active = tuple(request for request in self._active if request.asked is not None)
+        try:
+            while self._admit():
+                self._go_on()
+        except BaseException as error:  # our own mistake: no request may wait forever
+            with self._changed:
+                self._closed, queue = True, tuple(self._queue)
+            for request in queue:
+                request.end(error)
+            for request in self._active:
+                if request.asked is not None:
+                    request.go_on(error)
+
+    def _go_on(self) -> None:
+        """Take a step of some of the requests, and drop those that have ended."""
+        if waiting := [request for request in self._active if request.asked is not None]:
+            self._take(waiting)
+        self._active = tuple(request for request in self._active if request.asked is not None)
+        if not self._active:
+            self._company = Company()  # it keeps models and texts alive
 
     def _admit(self) -> bool:
         """Begin requests from the queue, as many as may be drawn. Return whether there is anything to do."""
@@ -125,7 +147,9 @@ class Engine:
         for request in chosen:
             if request.future.cancelled():
                 request.go_on(CancelledError())
-        chosen = [request for request in chosen if not request.future.cancelled() and request.asked is not None]
+            elif request.step.changed:
+                request.go_on(InputError("engine: the model's weights changed during the request; draw it again"))
+        chosen = [request for request in chosen if request.step_is_wanted]
         for request, result in zip(chosen, self._results([request.step for request in chosen]), strict=True):
             request.go_on(result)
 
@@ -151,11 +175,16 @@ class _Request:
         self._since, self._order = 0, itertools.count()
         self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._result: tuple[Tensor, ...] | BaseException = ()
+        self._context = copy_context()  # of the caller
 
     @property
     def step(self) -> AskedStep:
         assert self.asked is not None  # read only while it waits
         return self.asked
+
+    @property
+    def step_is_wanted(self) -> bool:
+        return self.asked is not None and not self.future.cancelled()
 
     @property
     def waiting(self) -> Waiting:
@@ -164,7 +193,7 @@ class _Request:
     def begin(self, order: "itertools.count[int]") -> None:
         """Give the request its first turn; return when it waits for a step or has ended."""
         self._order = order
-        threading.Thread(target=copy_context().run, args=(self._run,), name="fastdiff-request", daemon=True).start()
+        threading.Thread(target=self._context.run, args=(self._run,), name="fastdiff-request", daemon=True).start()
         self._back.acquire()
 
     def go_on(self, result: "tuple[Tensor, ...] | BaseException") -> None:
@@ -173,33 +202,41 @@ class _Request:
         self._turn.release()
         self._back.acquire()
 
+    def end(self, result: Output | BaseException) -> None:
+        """Give the future its result, unless it is cancelled."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if isinstance(result, BaseException):
+            self.future.set_exception(result)
+        else:
+            self.future.set_result(result)
+
     def _run(self) -> None:
         sharing.set(self._ask)
-        output: Output | None = None
-        error: BaseException | None = None
         try:
-            if not self.future.cancelled():
-                output = self._draw()
-        except BaseException as raised:
-            error = raised
-        if self.future.set_running_or_notify_cancel():
-            if error is None:
-                self.future.set_result(output)  # type: ignore[arg-type]  # None only if it is cancelled
-            else:
-                self.future.set_exception(error)
+            self.end(CancelledError() if self.future.cancelled() else self._draw())
+        except BaseException as error:
+            self.end(error)
         self._back.release()
 
     def _draw(self) -> Output:
-        for step in self.pipe.stream(**self.options):
-            if self.on_step is not None:
-                self.on_step(step)
-        return step.trajectories or PipelineOutput(step.images)
+        with contextlib.closing(self.pipe.outputs(**self.options)) as steps:
+            for step, made in steps:
+                output = made
+                if self.on_step is not None:
+                    self.on_step(step)
+        return output
 
     def _ask(self, step: AskedStep) -> tuple[Tensor, ...]:
         """Wait for the result of a step."""
+        _ = step.key  # computed here, so that its errors are this request's
         self.asked, self._since = step, next(self._order)
         self._back.release()
         self._turn.acquire()
-        if isinstance(self._result, BaseException):
-            raise self._result
-        return self._result
+        result, self._result = self._result, ()
+        if not isinstance(result, BaseException):
+            return result
+        try:
+            raise result
+        finally:
+            del result  # an error keeps its tensors alive

@@ -15,9 +15,9 @@ class Waiting(NamedTuple):
 def next_turn(waiting: Sequence[Waiting], most: int) -> list[int]:
     """Return the indices of the requests that take the next step.
 
-    The request that has waited longest goes first, with the others of its key, oldest first, up to `most` pictures.
-    Those that took a step wait anew. So keys take turns, and a request waits for at most one step of each other key,
-    and for the older requests of its own.
+    The request that has waited longest goes first, with the others of its key, oldest first, up to `most` pictures. A
+    request that took a step goes to the end of the line. So keys take turns: a request waits for at most one step of
+    each other key, and for the older requests of its own.
     """
     oldest_first = sorted(range(len(waiting)), key=lambda i: waiting[i].since)
     key, count, chosen = waiting[oldest_first[0]].key, 0, list[int]()

@@ -126,17 +126,25 @@ class Pipeline(FromFolder):
         """
         options = by_name(CALLS.get(self.diffusers_class, ()), args, options, type(self).__name__)
         return_dict = checked("return_dict", options.pop("return_dict", True), bool)
-        warned = False
         with ExitStack() as stack:
-            for step in self.stream(**options):
+            for step, made in self.outputs(**options):
+                output = made
                 if step.index == 0:
                     bar = stack.enter_context(self.progress_bar(total=step.num_steps))
                 bar.update()
-                output = step.trajectories or PipelineOutput(step.images)
-                if step.notice and not warned:
-                    _log.warning(step.notice)
-                    warned = True
         return output if return_dict else tuple(output)
+
+    def outputs(self, **options: Any) -> Generator[tuple[Step, Any], None, None]:
+        """Yield each step of `stream`, and the output so far; the last output is that of the call.
+
+        If memory runs out, a warning is logged once.
+        """
+        warned = False
+        for step in self.stream(**options):
+            yield step, step.trajectories or PipelineOutput(step.images)
+            if step.notice and not warned:
+                _log.warning(step.notice)
+                warned = True
 
     def _begin(
         self,

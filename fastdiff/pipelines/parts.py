@@ -197,6 +197,11 @@ class Parts:
         return name_of(self.scheduler)
 
     @property
+    def is_offloaded(self) -> bool:
+        """Whether models move to the GPU only while they run."""
+        return self._gpu is not None
+
+    @property
     def device(self) -> torch.device:
         """The device that the models run on. An offloaded pipeline returns its GPU."""
         return self._gpu or self.denoiser.device

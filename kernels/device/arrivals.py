@@ -33,7 +33,7 @@ def sum_of_parts(partial_ptr, acc, SUMMED: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def load_part(partial_ptr, acc, part, PARTS: tl.constexpr):
-    """Return a part of the tile's sum, past the L1, which may hold other data of its place."""
+    """Load a part of the tile's sum. `.cg` bypasses the L1, which may hold stale data."""
     return tl.load(_places(partial_ptr, acc, part, PARTS), cache_modifier=".cg")
 
 

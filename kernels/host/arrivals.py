@@ -1,4 +1,4 @@
-"""Counters for kernels in which the last program of a tile ends the work of the others.
+"""Counters for kernels in which the last program of a tile adds the parts of all its programs.
 
 A launch gets zeros and leaves zeros, so launches that run one after the other share their counters. Launches that may
 run at the same time do not: each stream has its own counters, and so has each CUDA graph captured `with_counters`.

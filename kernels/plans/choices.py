@@ -33,7 +33,7 @@ SM_90, ANY_CARD = "sm_90", ""
 UNSAVED, CHOSEN = "measured, not saved", "chosen, not measured"
 
 
-# Attention of each head to a head of keys of its own, and to all of them.
+# The facts of attention without grouped keys and without lengths.
 ALL_KEYS: dict[str, Any] = {"group": 1, "lengths": False}
 
 

@@ -57,7 +57,7 @@ class ConvTiling(NamedTuple):
     tile: ConvTile
     chunks: int  # of the sum over k of each input
     steps: int  # per chunk
-    spread: bool  # whether each chunk has its own program, and a shortcut that joins the sum too
+    spread: bool  # whether each chunk has its own program; a fused shortcut then has one too
     obstacle: str = ""  # why descriptors cannot load
     may_store: bool = True  # whether descriptors may store
     apart: bool = False  # whether `sum_chunks` adds the chunks of programs; otherwise the one that arrives last
@@ -357,9 +357,7 @@ def _pointer_tiling(problem: Problem, multiprocessors: int) -> ConvTiling:
     elif _may_chunk(problem) and depth >= 8 * CHUNK_STEPS:
         steps, spread = 2 * CHUNK_STEPS, 2 * _programs(tile, problem) <= multiprocessors
     rows = -(-problem.pixels // moments)
-    return ConvTiling(
-        False, flat, rows, moments, moments, moments, tile, -(-depth // steps), steps, spread, apart=spread
-    )
+    return ConvTiling(False, flat, rows, moments, moments, moments, tile, -(-depth // steps), steps, spread, apart=True)
 
 
 def _first_busy(tiles: tuple[ConvTile, ...], problem: Problem, multiprocessors: int) -> ConvTile:

@@ -248,6 +248,65 @@ def test_closing(pipe):
         engine.submit(pipe, prompt="a cat")
 
 
+def test_weights_that_change_meanwhile_are_noticed(pipe, monkeypatch):
+    """A request never gets a step with the weights of another request."""
+    state = ["first"]
+    monkeypatch.setattr(type(pipe.denoiser), "weights_state", property(lambda model: state[0]))
+    with drawing() as engine:
+        held = Held(engine, pipe, num_inference_steps=3)
+        state[0] = "second"  # the held request asks for its next step with these, and others come with the first
+        held.gate.set()
+        assert held.future.result(WAIT)
+        held = Held(engine, pipe, num_inference_steps=3)
+        other = engine.submit(
+            pipe, prompt="a cat", num_inference_steps=2, on_step=lambda step: state.insert(0, "third")
+        )
+        held.gate.set()
+        with pytest.raises(InputError, match="weights changed"):
+            held.future.result(WAIT)
+        assert other.result(WAIT)
+
+
+def test_generators_with_and_without_noise_in_the_steps(pipe):
+    """A run that draws no noise and a run whose generator draws it never share a step."""
+    options = {"prompt": "a cat", "num_inference_steps": 3}
+    expected = [pipe(**options, eta=eta, generator=torch.Generator().manual_seed(5)) for eta in (0.0, 1.0)]
+    with drawing() as engine:
+        held = Held(engine, pipe, num_inference_steps=1)
+        futures = [
+            engine.submit(pipe, **options, eta=eta, generator=torch.Generator().manual_seed(5)) for eta in (0.0, 1.0)
+        ]
+        held.gate.set()
+    for future, output in zip(futures, expected, strict=True):
+        assert_same(future.result(), output)
+
+
+def test_a_request_cannot_close_the_engine(pipe):
+    with drawing() as engine:
+        closing = engine.submit(pipe, prompt="a cat", num_inference_steps=1, on_step=lambda step: engine.close())
+        with pytest.raises(InputError, match="cannot close it"):
+            closing.result(WAIT)
+
+
+def test_our_own_mistake_ends_all_requests(pipe, monkeypatch):
+    engine = Engine()
+    held = Held(engine, pipe, num_inference_steps=3)
+    others = [engine.submit(pipe, prompt="a cat") for _ in range(2)]
+    monkeypatch.setattr("fastdiff.engine.engine.next_turn", lambda *_: 1 / 0)
+    held.gate.set()
+    for future in (held.future, *others):
+        with pytest.raises(ZeroDivisionError):
+            future.result(WAIT)
+    with pytest.raises(InputError, match="closed"):
+        engine.submit(pipe, prompt="a cat")
+
+
+def test_an_offloaded_pipeline_is_refused(pipe, monkeypatch):
+    monkeypatch.setattr(type(pipe), "is_offloaded", property(lambda self: True))
+    with drawing() as engine, pytest.raises(InputError, match="pipe: its models are offloaded"):
+        engine.submit(pipe, prompt="a cat")
+
+
 @pytest.mark.parametrize(("name", "value"), [("max_batch", 0), ("max_requests", "many"), ("max_batch", 1.5)])
 def test_wrong_numbers_are_named(name, value):
     with pytest.raises(InputError, match=name):

@@ -1,4 +1,4 @@
-"""The ControlNets that the page offers: those of the catalogue that fit a model. Only configs and headers are read."""
+"""The ControlNets of the catalogue that fit a model, which the page offers. Only configs and headers are read."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -132,9 +132,10 @@ class IPAdapters(PictureReaders):
         return hub.names_hub_file(root) and bool(path.name) and not path.is_absolute() and ".." not in path.parts
 
     def _downloaded(self, name: str) -> Path | None:
+        place = find_ip_adapter(name)
         with contextlib.suppress(InputError):  # another image encoder may fit
             find_image_encoder(name, None)
-        return find_ip_adapter(name)
+        return place
 
     def _hashed(self, place: Path) -> Path:
         return place

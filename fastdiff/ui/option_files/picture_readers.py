@@ -1,4 +1,4 @@
-"""PictureReaders: the networks on offer that read a picture beside the prompt. ControlNets and IPAdapters are such.
+"""PictureReaders: the base class of `ControlNets` and `IPAdapters`, networks that read a picture beside the prompt.
 
 A user gives names alone. A name that is not in the list opens no folder and no file.
 """
