@@ -243,10 +243,10 @@ class ZImageTransformer2DModel(Denoiser):
 
     @torch.no_grad()
     def project(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Return the tokens of captions, (M, L', C), the tables of their positions, and perhaps numbers of tokens.
+        """Return the caption tokens, (M, L', C), the tables of their positions, and perhaps numbers of tokens.
 
-        Captions that are shorter than the longest one are filled up, and the attention reads so many tokens of each
-        picture: (M,) int32, if the captions differ in length.
+        Shorter captions are padded, and the attention does not read the padding. If captions differ in length, the last
+        tensor is the number of tokens of each picture, (M,) int32.
 
         Args:
             prompt: `text` has the states of captions, (M, most, cap_feat_dim). `added` has the length of each, (M,),
@@ -273,7 +273,7 @@ class ZImageTransformer2DModel(Denoiser):
     ) -> Tensor:
         """Predict for x (N, F, H, W, C_in), whose N pictures have captions (N, L', C) of one length.
 
-        seen: the tokens of each picture that are attended to, (N,) int32, where some captions are filled up.
+        seen: the tokens of each picture that are attended to, (N,) int32, where some captions are padded.
         """
         parts = temb.split(self._columns, dim=1)
         first, blocks = len(self.noise_refiner), len(self.noise_refiner) + len(self.layers)
