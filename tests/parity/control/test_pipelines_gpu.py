@@ -50,7 +50,7 @@ def draw(pipe, **options):
 def graphs(pipe):
     """Return the captured graphs, or the programs, by the name of their function."""
     found = {}
-    for name, each in pipe.unet._graphs.items():
+    for (name, _), each in pipe.unet._graphs.items():
         held = getattr(each, "_graphs", None) or getattr(each, "_programs", {})
         found[name] = [id(graph) for graph in held.values() if graph is not None]
     return {name: ids for name, ids in found.items() if ids}
