@@ -37,7 +37,7 @@ napoleon_numpy_docstring = False
 
 # Names in signatures that have no page here.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|numpy|np|PIL|collections|typing|pathlib|os)\..*"),
+    (r"py:.*", r"(torch|numpy|np|PIL|collections|concurrent|typing|pathlib|os)\..*"),
     (r"py:class", r"fastdiff\..*\.(Any\w+|Accelerated)"),  # type variables
     (r"py:class", r"fastdiff\.checkpoints\.configs\.denoiser\.DenoiserConfig"),
     (r"py:class", r"fastdiff\.(models\.coding\.Autoencoder|checkpoints\.saving\.FrozenDict)"),  # base classes

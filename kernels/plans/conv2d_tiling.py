@@ -70,7 +70,7 @@ class ConvTiling(NamedTuple):
     def describe(self) -> str:
         tile = f"{self.tile.pixels} pixels x {self.tile.channels} channels a program"
         loads = "by descriptors" if self.descriptors else f"by pointers ({self.obstacle})"
-        spread = f", {self.chunks} programs for the sum of an input" if self.spread else ""
+        spread = f", sum in {self.chunks} parts" if self.spread else ""
         return f"{loads}, {tile}{spread}"
 
     @property
