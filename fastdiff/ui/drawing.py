@@ -167,7 +167,8 @@ def _upload_for(name: str, what: str, settings: Sequence[str], unchecked: Unchec
         if getattr(unchecked, image) is None:
             raise InputError(f"{image}: the {word} reads a picture; drop one, or choose no {word}")
         return uploaded_path(getattr(unchecked, image), image)
-    given = next((each for each in settings if getattr(unchecked, each) not in (None, False)), None)
+    values = {name: getattr(unchecked, name) for name in settings}
+    given = next((name for name, value in values.items() if value is not None and value is not False), None)
     if given is not None:
         raise InputError(f"{given}: it is for {what}; choose one, or leave it out")
     return None
