@@ -26,44 +26,18 @@ from fastdiff.ui.queueing.running import QUICK, Updates
 from fastdiff.ui.serving.store import new_folder
 
 MAX_SUBJECT = 60  # characters of a label or prompt in a caption
-_SHOWN = {
-    "seed": "Seed",
-    "label": "Label",
-    "prompt": "Prompt",
-    "negative_prompt": "Negative prompt",
-    "model": "Model",
-    "lora": "LoRAs",
+_SHOWN = (  # settings below a picture, in this order
+    "seed", "label", "prompt", "negative_prompt", "model", "lora", "embedding", "num_inference_steps", "scheduler",
+    "eta", "guidance_scale", "clip_skip", "width", "height", "init_image", "strength", "mask", "mask_blur",
+    "control", "control_image", "control_scale", "control_start", "control_end", "guess_mode", "ip_adapter",
+    "ip_adapter_image", "ip_adapter_scale", "image_encoder", "upscale", "upscale_strength", "upscale_mode",
+    "guidance_start", "guidance_stop", "prompt_syntax", "emphasis", "dtype", "precision", "device",
+)  # fmt: skip
+_NO_FIELDS = {  # names of settings that are no option of the API
     "embedding": "Embeddings",
     "num_inference_steps": "Steps",
-    "scheduler": "Scheduler",
-    "eta": "Eta",
-    "guidance_scale": "Guidance",
-    "clip_skip": "Clip skip",
-    "width": "Width",
-    "height": "Height",
-    "init_image": "Start picture",
-    "strength": "Strength",
-    "mask": "Mask",
-    "mask_blur": "Mask blur",
-    "control": "ControlNet",
-    "control_image": "Control picture",
-    "control_scale": "Control scale",
-    "control_start": "Control from",
-    "control_end": "Control until",
-    "guess_mode": "Guess mode",
-    "ip_adapter": "IP-Adapter",
-    "ip_adapter_image": "Image prompt",
-    "ip_adapter_scale": "IP-Adapter scale",
     "image_encoder": "Image encoder",
-    "upscale": "Upscale",
-    "upscale_strength": "Upscale strength",
-    "upscale_mode": "Upscale mode",
-    "guidance_start": "Guidance from",
-    "guidance_stop": "Guidance until",
-    "prompt_syntax": "Prompt syntax",
-    "emphasis": "Emphasis",
     "dtype": "Data type",
-    "precision": "Weights",
     "device": "Device",
 }
 
@@ -297,7 +271,9 @@ def settings_table(drawn: Drawn) -> str:
     for axis in axes.chosen.values():
         values["num_inference_steps" if axis.name == "steps" else axis.name] = axis.words
     lines = (
-        f"<dt>{name}</dt><dd>{html.escape(_listed(values[key]))}</dd>" for key, name in _SHOWN.items() if key in values
+        f"<dt>{_NO_FIELDS.get(key) or field_name(key)}</dt><dd>{html.escape(_listed(values[key]))}</dd>"
+        for key in _SHOWN
+        if key in values
     )
     text = html.escape(png.parameters_text(drawn.record)).replace("\n", "&#10;")
     return f'<dl class="settings" aria-label="Settings of this picture" data-text="{text}">{"".join(lines)}</dl>'

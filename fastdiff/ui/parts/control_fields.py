@@ -85,10 +85,10 @@ class ControlSection(PictureSection):
 
     @classmethod
     def build(cls, catalogue: Catalogue, card: ModelCard) -> "ControlSection":
-        nets = catalogue.controlnets
-        with gr.Accordion("ControlNet", open=False, visible=is_shown(nets, card), elem_id="control") as box:
+        nets, names = catalogue.controlnets, [*catalogue.controlnets.offered(card)]
+        with gr.Accordion("ControlNet", open=False, visible=is_shown(nets, card, names), elem_id="control") as box:
             properties = ControlFields.properties({})
-            net = network_list(nets, card, "The result follows a picture")
+            net = network_list(nets, names, "The result follows a picture")
             picture = picture_field("Control picture", "control-picture")
             preprocessor = gr.Radio(
                 [("None", PREPROCESSOR), ("Canny edges", CANNY)],

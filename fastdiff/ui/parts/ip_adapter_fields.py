@@ -56,9 +56,10 @@ class IPAdapterSection(PictureSection):
 
     @classmethod
     def build(cls, catalogue: Catalogue, card: ModelCard) -> "IPAdapterSection":
-        adapters = catalogue.ip_adapters
-        with gr.Accordion("IP-Adapter", open=False, visible=is_shown(adapters, card), elem_id="ip-adapter") as box:
-            adapter = network_list(adapters, card, "The model reads a picture beside the prompt")
+        adapters, names = catalogue.ip_adapters, [*catalogue.ip_adapters.offered(card)]
+        visible = is_shown(adapters, card, names)
+        with gr.Accordion("IP-Adapter", open=False, visible=visible, elem_id="ip-adapter") as box:
+            adapter = network_list(adapters, names, "The model reads a picture beside the prompt")
             picture = picture_field("Image prompt", "image-prompt")
             scale = gr.Slider(
                 label="IP-Adapter scale",

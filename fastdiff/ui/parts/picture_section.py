@@ -1,7 +1,7 @@
 """PictureSection: a folded section of Draw with one of the owner's networks and the picture that it reads."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,17 +78,17 @@ class PictureSection:
         if chosen not in (NONE, None, *names):
             chosen = names[0] if names else NONE
         return {
-            self.box: gr.update(visible=is_shown(self.readers, card)),
-            self.fields.name: gr.update(choices=choices(self.readers, card), value=chosen),
+            self.box: gr.update(visible=is_shown(self.readers, card, names)),
+            self.fields.name: gr.update(choices=_choices(names), value=chosen),
         }
 
     def show(self, card: ModelCard, record: Mapping[str, Any]) -> Updates:
         """Fit the controls to `card`, and fill in the settings of a `record`."""
-        properties = self.fields.properties(record)
-        properties[self.readers.SETTING]["choices"] = choices(self.readers, card)
+        properties, names = self.fields.properties(record), [*self.readers.offered(card)]
+        properties[self.readers.SETTING]["choices"] = _choices(names)
         opened: dict[str, Any] = {"open": True} if record.get(self.readers.SETTING) else {}
         return {
-            self.box: gr.update(visible=is_shown(self.readers, card), **opened),
+            self.box: gr.update(visible=is_shown(self.readers, card, names), **opened),
             **self.fields.updates(properties),
         }
 
@@ -102,29 +102,27 @@ class PictureSection:
             setting, what = self.readers.SETTING, self.readers.WHAT
             raise InputError(f"{setting}: there is no {what} for {card.name}; choose another model")
         name = names[0] if chosen in (NONE, None) else chosen
-        return name, {self.fields.name: gr.update(choices=choices(self.readers, card), value=name)}
+        return name, {self.fields.name: gr.update(choices=_choices(names), value=name)}
 
     def follow(self, catalogue: Catalogue, model: gr.Dropdown) -> None:
         """List the networks of the folder again when the list is opened."""
 
         def offer(name: str) -> dict[str, Any]:
             try:
-                return gr.update(choices=choices(self.readers, catalogue.card(name)))
+                return gr.update(choices=_choices([*self.readers.offered(catalogue.card(name))]))
             except PROBLEMS:  # the model no longer exists
                 return gr.skip()
 
         self.fields.name.focus(offer, model, self.fields.name, **QUICK)
 
 
-def network_list(readers: PictureReaders, card: ModelCard, info: str) -> gr.Dropdown:
-    """Build the list of networks."""
-    return gr.Dropdown(
-        choices(readers, card), value=NONE, label=readers.WHAT, info=info, allow_custom_value=readers.allow_hub
-    )
+def network_list(readers: PictureReaders, names: Sequence[str], info: str) -> gr.Dropdown:
+    """Build the list of the networks on offer."""
+    return gr.Dropdown(_choices(names), value=NONE, label=readers.WHAT, info=info, allow_custom_value=readers.allow_hub)
 
 
 def kept_values(record: Mapping[str, Any], defaults: Mapping[str, Any], image: str) -> dict[str, Any]:
-    """Return the values of a section's fields: those of a request or a picture, else the defaults.
+    """Return the values of a section's fields, from the record of a request or a picture, or else the defaults.
 
     image: the name of the picture, which becomes a path.
     """
@@ -138,11 +136,11 @@ def slider_range(least: float, most: float, value: float) -> dict[str, float]:
     return {"minimum": min(least, value), "maximum": max(most, value)}
 
 
-def choices(readers: PictureReaders, card: ModelCard) -> list[tuple[str, str]]:
+def _choices(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return the choices of the list of networks."""
-    return [("None", NONE), *((name, name) for name in readers.offered(card))]
+    return [("None", NONE), *((name, name) for name in names)]
 
 
-def is_shown(readers: PictureReaders, card: ModelCard) -> bool:
-    """Return whether a user can choose a network for a model."""
-    return readers.suits(card) and (readers.allow_hub or bool(readers.offered(card)))
+def is_shown(readers: PictureReaders, card: ModelCard, names: Sequence[str]) -> bool:
+    """Return whether a user can choose a network for a model. names: the networks on offer for it."""
+    return readers.suits(card) and (readers.allow_hub or bool(names))

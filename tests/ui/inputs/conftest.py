@@ -1,5 +1,6 @@
 """A start picture, as an upload of the page and as a file of the command."""
 
+import asyncio
 import io
 import os
 import shutil
@@ -7,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+import gradio as gr
 import numpy as np
 import pytest
 import torch
@@ -15,10 +17,11 @@ from PIL import Image
 from fastdiff import cli
 from fastdiff.ui.drawing import Drawn, draw, prepare
 from fastdiff.ui.engine import Engine
+from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from tests.parity.image_prompts.adapters import ip_adapter, save_ip_adapter
 from tests.support.text_pipelines import tiny_controlnet, tiny_unet
-from tests.ui.history.unserved import upload
+from tests.ui.history.unserved import UnservedPage, upload
 
 LIMITS = Limits(pictures=4, steps=50, side=128)
 ASKED = {"model": "./text/sd1", "prompt": "a cat", "seed": 5, "steps": 5, "width": 64, "height": 48}
@@ -78,6 +81,22 @@ def prompted_dir(tmp_path_factory, text_folder) -> Path:
 def apple(upload_folder) -> dict:
     """An uploaded picture, as Gradio's FileData."""
     return upload(png_file(), "apple.png")
+
+
+@pytest.fixture
+def page(unserved_page, models_dir) -> UnservedPage:
+    return unserved_page(models_dir)
+
+
+@pytest.fixture
+def form(catalogue) -> DrawForm:
+    """The form of Draw for ./text/sd1."""
+
+    async def inside() -> DrawForm:  # without an event loop, Gradio creates some and closes none
+        with gr.Blocks():
+            return DrawForm.build(catalogue, catalogue.card("./text/sd1"), Limits())
+
+    return asyncio.run(inside())
 
 
 @pytest.fixture

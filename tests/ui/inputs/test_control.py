@@ -1,12 +1,10 @@
 """ControlNets on the page: the command's bytes, edges of the run's size, and settings that come back."""
 
-import asyncio
 import base64
 import io
 import shutil
 from pathlib import Path
 
-import gradio as gr
 import numpy as np
 import pytest
 from PIL import Image
@@ -20,11 +18,10 @@ from fastdiff.ui.engine import Engine
 from fastdiff.ui.inputs.axes import Axes, Axis
 from fastdiff.ui.option_files import controlnets
 from fastdiff.ui.parts.catalogue import Catalogue
-from fastdiff.ui.parts.form import DrawForm
-from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.parts.request import UncheckedRequest
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 from fastdiff.ui.starting import larger
-from tests.ui.history.unserved import UnservedPage, upload
+from tests.ui.history.unserved import upload
 from tests.ui.inputs.conftest import ASKED, LIMITS, png_file
 from tests.ui.inputs.test_mask import mask_file
 
@@ -47,20 +44,6 @@ def engine(models_dir) -> Engine:
 @pytest.fixture(scope="module")
 def catalogue(engine) -> Catalogue:
     return engine.catalogue
-
-
-@pytest.fixture
-def page(unserved_page, models_dir) -> UnservedPage:
-    return unserved_page(models_dir)
-
-
-@pytest.fixture
-def form(catalogue) -> DrawForm:
-    async def inside() -> DrawForm:  # without an event loop, Gradio creates some and closes none
-        with gr.Blocks():
-            return DrawForm.build(catalogue, catalogue.card("./text/sd1"), Limits())
-
-    return asyncio.run(inside())
 
 
 def opened(data: bytes) -> Image.Image:

@@ -1,10 +1,8 @@
 """IP-Adapters on the page: those on offer, the command's bytes, and settings that come back."""
 
-import asyncio
 import shutil
 from pathlib import Path
 
-import gradio as gr
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,11 +19,10 @@ from fastdiff.ui.engine import Engine
 from fastdiff.ui.inputs.axes import Axes, Axis
 from fastdiff.ui.option_files import ip_adapters
 from fastdiff.ui.parts.catalogue import Catalogue
-from fastdiff.ui.parts.form import DrawForm
-from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.parts.request import UncheckedRequest
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 from fastdiff.ui.starting import larger
-from tests.ui.history.unserved import UnservedPage, upload
+from tests.ui.history.unserved import upload
 from tests.ui.inputs.conftest import ASKED, LIMITS, png_file
 from tests.ui.inputs.test_mask import mask_file
 
@@ -48,20 +45,6 @@ def engine(models_dir) -> Engine:
 @pytest.fixture(scope="module")
 def catalogue(engine) -> Catalogue:
     return engine.catalogue
-
-
-@pytest.fixture
-def page(tmp_path, models_dir, upload_folder) -> UnservedPage:
-    return UnservedPage(tmp_path / "outputs", models_dir)
-
-
-@pytest.fixture
-def form(catalogue) -> DrawForm:
-    async def inside() -> DrawForm:  # without an event loop, Gradio creates some and closes none
-        with gr.Blocks():
-            return DrawForm.build(catalogue, catalogue.card("./text/sd1"), Limits())
-
-    return asyncio.run(inside())
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from fastdiff.ui.gallery import _change
 from fastdiff.ui.inputs.mask import mask_at
 from fastdiff.ui.parts.request import UncheckedRequest
 from fastdiff.ui.starting import MOST, SIDE, editor_value
-from tests.ui.history.unserved import UnservedPage, upload
+from tests.ui.history.unserved import upload
 from tests.ui.inputs.conftest import ASKED, LIMITS, png_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -113,11 +113,6 @@ def test_a_grid_holds_the_mask_after_the_uploads_are_gone(engine, apple, tmp_pat
         Path(each["path"]).unlink()
     grid = write_grid(run, drawn)
     assert png.read_input(grid, "mask") == mask_file() and png.read_input(grid, "init-image") == png_file()
-
-
-@pytest.fixture
-def page(unserved_page, models_dir) -> UnservedPage:
-    return unserved_page(models_dir)
 
 
 def test_the_editor_opens_over_the_start_picture(page, picture, apple):

@@ -14,7 +14,7 @@ from fastdiff.ui.parts.draw_fields import StartControls
 from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.starting import _reader_near
-from tests.ui.history.unserved import UnservedPage, upload
+from tests.ui.history.unserved import upload
 from tests.ui.inputs.conftest import LIMITS, png_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -81,11 +81,6 @@ def test_a_picture_that_is_gone_leaves_the_form(form, upload_folder):
     assert form.known_files(asked).strength == 0.5
     gone = form.known_files(UncheckedRequest("./text/sd1", prompt="", init_image="/etc/passwd", strength=0.5))
     assert gone.init_image is gone.strength is None
-
-
-@pytest.fixture
-def page(unserved_page, models_dir) -> UnservedPage:
-    return unserved_page(models_dir)
 
 
 def test_a_dropped_picture_sets_the_size(page):
