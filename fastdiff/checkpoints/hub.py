@@ -176,7 +176,7 @@ def lora_file(name: str, subfolder: str | None = None, **client: Any) -> Path:
 
 
 def _listed(name: str, folder: Path, client: Mapping[str, Any]) -> list[str]:
-    """Return the names of the files of a hub model, sorted. Offline, they are those in `folder`, its snapshot."""
+    """Return the sorted names of the files of a hub model. Offline, list its snapshot `folder`."""
     import huggingface_hub
     from huggingface_hub.errors import HTTPError
 

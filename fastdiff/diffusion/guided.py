@@ -13,8 +13,7 @@ def _guided(output: Tensor, unguided: Tensor, scale: Tensor) -> Tensor:
 def rescaled(output: Tensor, unguided: Tensor, scale: Tensor, share: float) -> Tensor:
     """Return the guided output (N, H, W, C) float32, rescaled in part to the deviation of the conditional output.
 
-    `scale` is (N,) float32. `share` is the part, 0 to 1 (Lin et al. 2024, arXiv 2305.08891, section 3.4). Each picture
-    is computed on its own, so its bits do not depend on its batch.
+    `scale` is (N,) float32. `share` is the part, 0 to 1 (Lin et al. 2024, arXiv 2305.08891, section 3.4).
     """
     output, guided = output.float(), _guided(output, unguided, scale)
     spreads = [(each.std(), its_guided.std()) for each, its_guided in zip(output, guided, strict=True)]
@@ -25,7 +24,7 @@ def rescaled(output: Tensor, unguided: Tensor, scale: Tensor, share: float) -> T
 def bounded(output: Tensor, unguided: Tensor, scale: Tensor, most: float) -> Tensor:
     """Return the guided output (N, H, W, C) float32, whose norm is at most `most` times the conditional output's.
 
-    As `cfg_normalization` of diffusers' ZImagePipeline. Each picture is computed on its own, as in `rescaled`.
+    As `cfg_normalization` of diffusers' ZImagePipeline.
     """
     output, guided = output.float(), _guided(output, unguided, scale)
     norms = [(most * before.norm(), its_guided.norm()) for before, its_guided in zip(output, guided, strict=True)]

@@ -135,7 +135,7 @@ class Pipeline(FromFolder):
         return output if return_dict else tuple(output)
 
     def outputs(self, **options: Any) -> Generator[tuple[Step, Any], None, None]:
-        """Yield each step of `stream`, and the output so far; the last output is that of the call.
+        """Yield each step of `stream` and the output so far. The call returns the last output.
 
         If memory runs out, a warning is logged once.
         """

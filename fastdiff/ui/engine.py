@@ -205,7 +205,7 @@ class Applier:
 
 
 class Prompter:
-    """The IP-Adapter and the image encoder that stay in the shared pipeline of each model: those of its last run."""
+    """Keeps the IP-Adapter and the image encoder of each model's last run in the model's shared pipeline."""
 
     def __init__(self) -> None:
         # by the denoiser: the states of the files of the image encoder, and of the IP-Adapter

@@ -78,9 +78,9 @@ def has_descriptors(device: torch.device) -> bool:
 def stages_for_two(most: int, step: int, rest: int, device: torch.device) -> int:
     """Return the stages of a loop: `most`, or on a card without descriptors the most with which two programs fit.
 
-    A multiprocessor of such a card has 164 KB of shared memory (A100) or 100 KB, of which 1 KB per program is reserved.
-    A loop of n stages holds n - 1 steps there. It has at least 2 stages, even if only one program fits. The number of
-    stages changes no bit.
+    A multiprocessor without descriptors has 164 KB of shared memory (A100) or 100 KB. The card reserves 1 KB for each
+    program. A loop of n stages holds n - 1 steps there. It has at least 2 stages, even if only one program fits. The
+    number of stages changes no bit.
 
     Args:
         step: bytes that a step loads.

@@ -109,11 +109,9 @@ def read_content(file: Path) -> tuple[dict[str, Any], str]:
     """Return the content of a table's file, and why it must not be used ("" if it may)."""
     try:
         content = json.loads(file.read_text())
-        made_with, shapes = (
-            content["triton"],
-            [each for chosen in content["choices"].values() for each in chosen.values()],
-        )
-        usable = all(isinstance(chosen, list) for chosen in shapes)
+        made_with = content["triton"]
+        choices = [choice for of_shapes in content["choices"].values() for choice in of_shapes.values()]
+        usable = all(isinstance(choice, list) for choice in choices)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         usable = False
     if not usable:

@@ -85,7 +85,7 @@ class OptionFiles:
         return {name: path for name, (path, header) in files.items() if header.fits(card)}
 
     def chosen_loras(self, asked: Sequence[str], card: ModelCard, tags: Sequence[Tag] = ()) -> tuple[str, ...]:
-        """Return LoRAs given as NAME or NAME:WEIGHT, and then those of a prompt's `tags`, as PATH:WEIGHT.
+        """Return the LoRAs of NAME or NAME:WEIGHT, and then of a prompt's `tags`, as PATH:WEIGHT.
 
         A LoRA of the prompt alone has the weight 0, which the prompt's replaces.
 

@@ -29,7 +29,7 @@ from tests.fuzz.values import OBJECTS, PROMPT
 
 
 def call(folder: Path, what: str, options: Options) -> Outcome:
-    """Call the library with new objects for the named values. Those of `OF_TEXTS` take the names themselves."""
+    """Call the library with new objects for the named values. Calls in `OF_TEXTS` take the names themselves."""
     if what in OF_TEXTS:
         return OF_TEXTS[what](folder, dict(options))
     return LIBRARY[what](folder, {name: OBJECTS[value]() for name, value in options})
