@@ -247,7 +247,7 @@ WORKLOADS = {
     "sdxl-inpainting": Workload(
         "sdxl-inpainting", 50, ours_inpainting, theirs_inpainting, lambda steps: int(steps * 0.9999), 90, 130
     ),
-    "sd15-hires-1536": Workload("sd15", 50, ours_hires, theirs_hires, lambda steps: steps + int(steps * 0.5), 110, 150),
+    "sd15-hires-1536": Workload("sd15", 50, ours_hires, theirs_hires, lambda steps: steps + int(steps * 0.5), 110, 240),
 }
 _PICTURES: dict[int, list[Image.Image]] = {}
 
