@@ -45,6 +45,7 @@ def measure_alone(who: str, name: str) -> dict[str, float]:
     sample, *condition = given
     library = importlib.import_module("fastdiff" if who == "fastdiff" else "diffusers")
     kind = getattr(library, class_name(config))
+    importlib.import_module("torch.fx.experimental.symbolic_shapes")  # `to_empty` needs it, loading weights does not
     start = time.perf_counter()
     model = of_zeros(kind, config, dtype)
     run = compile_diffusers(model) if who == "compile" else model
