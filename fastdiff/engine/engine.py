@@ -1,6 +1,6 @@
 """Engine: requests join and leave between steps and share steps. Each gets the picture that it would get alone.
 
-A request runs its pipeline's own code in a thread of its own. Only one thread runs at a time: the engine gives a
+A request is a function that draws, and runs in a thread of its own. Only one thread runs at a time: the engine gives a
 request its turn, and the request keeps it until it asks for a step or ends. Then the engine takes waiting steps with
 the same key together (`diffusion.shared_steps`). So pipelines need no locks, and the order of all work follows from the
 order of the requests.
@@ -9,18 +9,19 @@ order of the requests.
 import contextlib
 import itertools
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from contextvars import copy_context
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 from torch import Tensor
 
 from fastdiff.arguments import shown
 from fastdiff.diffusion.results import PipelineOutput, Step, TrajectoryOutput
 from fastdiff.diffusion.shared_steps import AskedStep, Company, sharing
-from fastdiff.engine.turns import Waiting, graph_size, next_turn
+from fastdiff.engine.request import Request
+from fastdiff.engine.turns import graph_size, next_turn
+from fastdiff.engine.weights import Applied, Wanted, Weights, admitted, checked_weights
 from fastdiff.errors import InputError
 from fastdiff.pipelines.base import Pipeline
 from fastdiff.schema import Interval, checked
@@ -28,6 +29,7 @@ from fastdiff.schema import Interval, checked
 Output = PipelineOutput | TrajectoryOutput
 Count = Annotated[int, Interval(ge=1)]
 OnStep = Callable[[Step], object]
+Result = TypeVar("Result")
 
 
 class Engine:
@@ -40,8 +42,9 @@ class Engine:
             futures = [engine.submit(pipe, prompt=prompt, seed=1) for prompt in ("a fox", "a rocket")]
             images = [future.result().images[0] for future in futures]
 
-    Do not call the pipelines, or change their weights or adapters, while the engine draws with them. A request whose
-    model gets other weights meanwhile fails, for example because another request has a LoRA scale of its own.
+    Do not call the pipelines, or change their weights or adapters, while the engine draws with them. Requests with
+    LoRAs of their own say so by `weights`: see `call`. A request whose model gets other weights meanwhile fails, for
+    example because another request has a LoRA scale of its own.
     """
 
     def __init__(self, *, max_batch: int = 16, max_requests: int = 64):
@@ -56,8 +59,8 @@ class Engine:
         self._max_batch = checked("max_batch", max_batch, Count)
         self._max_requests = checked("max_requests", max_requests, Count)
         self._company, self._order = Company(), itertools.count()
-        self._queue: deque[_Request] = deque()
-        self._active: tuple[_Request, ...] = ()
+        self._applied, self._queue = Applied(), list[Request]()
+        self._active: tuple[Request, ...] = ()
         self._changed, self._closed = threading.Condition(), False
         self._thread = threading.Thread(target=self._drive, name="fastdiff-engine", daemon=True)
         self._thread.start()
@@ -65,20 +68,50 @@ class Engine:
     def submit(self, pipe: Pipeline, *, on_step: OnStep | None = None, **options: Any) -> "Future[Output]":
         """Queue a request, and return the future of its output, as `pipe(**options)` returns it.
 
-        The future raises what the pipeline would raise. Cancel it at any time: the request ends before its next step.
-
         Args:
             pipe: the pipeline that draws.
             on_step: called after each step with the `Step`, in a thread of the engine; all requests wait meanwhile.
             options: the arguments of the pipeline, by name.
 
-        Raises InputError if the engine is closed, and for an offloaded pipeline, whose models move during a run.
+        Errors and cancelling are as in `call`.
+        """
+        return self.call(pipe, partial(_draw, pipe, options, on_step))
+
+    def call(
+        self, pipe: Pipeline, function: Callable[[], Result], *, weights: Weights | None = None
+    ) -> "Future[Result]":
+        """Queue a function that draws with a pipeline in any way, and return the future of its result.
+
+        The function runs in a thread of the engine, with the context variables of the caller. The steps of its
+        pipelines are shared with other requests, which wait while it does anything else. The future raises the
+        function's error. Cancel the future at any time: the function's next step raises CancelledError.
+
+        Args:
+            pipe: the pipeline that the function draws with.
+            function: called once.
+            weights: the LoRAs and embeddings that the model needs. The engine puts them into the model before the
+                function begins, if the last request of the model had others, and the error of `Weights.apply` is the
+                future's. Requests with different weights of a model never run at the same time: those that run end, the
+                weights change, and the oldest request that waits decides which come next. Without `weights`, a request
+                takes the model as it is, and never runs beside a request with weights. So if one request of a model has
+                weights, give weights to each.
+
+        Raises InputError if the engine is closed, for wrong weights, and for an offloaded pipeline, whose models move
+        during a run.
         """
         if not isinstance(pipe, Pipeline):
             raise InputError(f"pipe: {shown(pipe)} has the wrong type; give a Pipeline of fastdiff")
         if pipe.is_offloaded:
             raise InputError("pipe: its models are offloaded, so requests cannot share them; load it on one device")
-        request = _Request(pipe, options, on_step)
+        if not callable(function):
+            raise InputError(f"function: {shown(function)} is not callable; give a function without arguments")
+        weights, model = checked_weights(weights), pipe.denoiser
+
+        def with_weights() -> Result:
+            self._applied.apply(model, weights)
+            return function()
+
+        request = Request(with_weights, Wanted(id(model), weights))
         with self._changed:
             if self._closed:
                 raise InputError("engine: it is closed; make a new Engine")
@@ -116,7 +149,7 @@ class Engine:
             with self._changed:
                 self._closed, queue = True, tuple(self._queue)
             for request in queue:
-                request.end(error)
+                request.end(None, error)
             for request in self._active:
                 if request.asked is not None:
                     request.go_on(error)
@@ -133,14 +166,18 @@ class Engine:
         """Begin requests from the queue, as many as may be drawn. Return whether there is anything to do."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._active or self._closed)
-            room = self._max_requests - len(self._active)
-            begun = [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
+            room, begun = self._max_requests - len(self._active), list[Request]()
+            if room and self._queue:
+                active = [each.wanted for each in self._active]
+                chosen = {*admitted([each.wanted for each in self._queue], active, room)}
+                begun = [each for i, each in enumerate(self._queue) if i in chosen]
+                self._queue = [each for i, each in enumerate(self._queue) if i not in chosen]
             self._active += tuple(begun)
         for request in begun:
             request.begin(self._order)
         return bool(self._active)
 
-    def _take(self, requests: "list[_Request]") -> None:
+    def _take(self, requests: list[Request]) -> None:
         """Take the next step of some requests, and let each of them go on to its next."""
         turn = next_turn([request.waiting for request in requests], self._max_batch)
         chosen = [requests[i] for i in turn]
@@ -165,78 +202,11 @@ class Engine:
         return [result for each in asked for result in self._results([each])]
 
 
-class _Request:
-    """One call of a pipeline, which has the turn or waits for a step."""
-
-    def __init__(self, pipe: Pipeline, options: dict[str, Any], on_step: OnStep | None):
-        self.pipe, self.options, self.on_step = pipe, options, on_step
-        self.future: Future[Output] = Future()
-        self.asked: AskedStep | None = None
-        self._since, self._order = 0, itertools.count()
-        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
-        self._result: tuple[Tensor, ...] | BaseException = ()
-        self._context = copy_context()  # of the caller
-
-    @property
-    def step(self) -> AskedStep:
-        assert self.asked is not None  # read only while it waits
-        return self.asked
-
-    @property
-    def step_is_wanted(self) -> bool:
-        return self.asked is not None and not self.future.cancelled()
-
-    @property
-    def waiting(self) -> Waiting:
-        return Waiting(self._since, self.step.key, self.step.pictures)
-
-    def begin(self, order: "itertools.count[int]") -> None:
-        """Give the request its first turn; return when it waits for a step or has ended."""
-        self._order = order
-        threading.Thread(target=self._context.run, args=(self._run,), name="fastdiff-request", daemon=True).start()
-        self._back.acquire()
-
-    def go_on(self, result: "tuple[Tensor, ...] | BaseException") -> None:
-        """Give the request the result of its step and its turn; return when it waits again or has ended."""
-        self.asked, self._result = None, result
-        self._turn.release()
-        self._back.acquire()
-
-    def end(self, result: Output | BaseException) -> None:
-        """Give the future its result, unless it is cancelled."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        if isinstance(result, BaseException):
-            self.future.set_exception(result)
-        else:
-            self.future.set_result(result)
-
-    def _run(self) -> None:
-        sharing.set(self._ask)
-        try:
-            self.end(CancelledError() if self.future.cancelled() else self._draw())
-        except BaseException as error:
-            self.end(error)
-        self._back.release()
-
-    def _draw(self) -> Output:
-        with contextlib.closing(self.pipe.outputs(**self.options)) as steps:
-            for step, made in steps:
-                output = made
-                if self.on_step is not None:
-                    self.on_step(step)
-        return output
-
-    def _ask(self, step: AskedStep) -> tuple[Tensor, ...]:
-        """Wait for the result of a step."""
-        _ = step.key  # computed here, so that its errors are this request's
-        self.asked, self._since = step, next(self._order)
-        self._back.release()
-        self._turn.acquire()
-        result, self._result = self._result, ()
-        if not isinstance(result, BaseException):
-            return result
-        try:
-            raise result
-        finally:
-            del result  # an error keeps its tensors alive
+def _draw(pipe: Pipeline, options: dict[str, Any], on_step: OnStep | None) -> Output:
+    """Return the output of a call. Call `on_step` after each step."""
+    with contextlib.closing(pipe.outputs(**options)) as steps:
+        for step, made in steps:
+            output: Output = made
+            if on_step is not None:
+                on_step(step)
+    return output

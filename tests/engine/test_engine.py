@@ -2,11 +2,9 @@
 
 import itertools
 import random
-import threading
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextvars import ContextVar
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,74 +13,9 @@ from fastdiff import InputError, NonFiniteError
 from fastdiff.diffusion.loop import Loop
 from fastdiff.diffusion.shared_steps import Company
 from fastdiff.engine import Engine
+from tests.engine.requests import PROMPTS, SIZES, WAIT, Held, Steps, assert_same, close, drawing, options_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-PROMPTS = ("a cat", "the photo of a cat riding", "an astronaut", "a cat 's photo")
-SIZES = ((16, 16), (16, 24), (32, 16))
-WAIT = 60  # seconds, at most
-
-
-@pytest.fixture(scope="module")
-def pipe(text_folder):
-    return fastdiff.Pipeline.from_pretrained(text_folder("sd1"), device="cpu", scheduler="ddim")
-
-
-def options_of(random: random.Random) -> dict:
-    """Return the options of a request."""
-    height, width = random.choice(SIZES)
-    options = {
-        "prompt": random.choice(PROMPTS),
-        "num_inference_steps": random.randint(1, 6),
-        "seed": random.randint(0, 9),
-        "guidance_scale": random.choice([1.0, 3.0, 7.5]),
-        "height": height,
-        "width": width,
-    }
-    if random.random() < 0.3:
-        options |= {"negative_prompt": random.choice(PROMPTS), "batch_size": random.choice([1, 2])}
-    return options
-
-
-def pixels(output) -> list[np.ndarray]:
-    return [np.asarray(image) for image in output.images]
-
-
-def assert_same(output, expected) -> None:
-    for ours, theirs in zip(pixels(output), pixels(expected), strict=True):
-        assert np.array_equal(ours, theirs)
-
-
-@contextmanager
-def drawing(**options):
-    """Yield an engine; fail if it does not end."""
-    engine = Engine(**options)
-    yield engine
-    close(engine)
-
-
-def close(engine: Engine, **options) -> None:
-    closing = threading.Thread(target=lambda: engine.close(**options), daemon=True)
-    closing.start()
-    closing.join(WAIT)
-    assert not closing.is_alive()
-
-
-class Steps:
-    """Records which requests take a step together, and lets others arrive meanwhile."""
-
-    def __init__(self, monkeypatch, as_graph: bool = False):
-        self.sizes: list[int] = []
-        self.keys: list = []
-        take = Company.as_graph if as_graph else Company.take
-
-        def recorded(company, asked, size):
-            self.sizes.append(len(asked))
-            self.keys.append(asked[0].key)
-            assert len({each.key for each in asked}) == 1 and size >= sum(each.pictures for each in asked)
-            return take(company, asked, size)
-
-        monkeypatch.setattr(Company, "take", recorded)
 
 
 def test_requests_of_random_arrival_get_the_pictures_that_they_get_alone(pipe, monkeypatch):
@@ -160,19 +93,6 @@ def test_one_batch_of_rows_at_steps_of_their_own(scheduler, text_folder, monkeyp
     assert max(steps.sizes) > 2
     for future, expected in zip(together, alone, strict=True):
         torch.testing.assert_close(future.result().images, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
-
-
-class Held:
-    """A request that holds the turn after its first step until it is let go."""
-
-    def __init__(self, engine, pipe, **options):
-        self.begun, self.gate = threading.Event(), threading.Event()
-        self.future = engine.submit(pipe, on_step=self.wait, prompt="a cat", **options)
-        assert self.begun.wait(WAIT)
-
-    def wait(self, step) -> None:
-        self.begun.set()
-        assert self.gate.wait(WAIT)
 
 
 def test_keys_take_turns(pipe, monkeypatch):
@@ -316,3 +236,53 @@ def test_wrong_numbers_are_named(name, value):
 def test_what_is_not_a_pipeline_is_named():
     with drawing() as engine, pytest.raises(InputError, match="pipe: 'sd15'"):
         engine.submit("sd15")
+
+
+def test_a_function_shares_steps_and_its_result_is_the_future_s(pipe, monkeypatch):
+    """A function may draw step by step, and more than once."""
+    steps = Steps(monkeypatch)
+    options = [{"prompt": prompt, "seed": 2, "num_inference_steps": 3} for prompt in PROMPTS[:2]]
+    expected = [pipe(**each) for each in options]
+    user, seen = ContextVar("user"), []
+    user.set("ann")
+
+    def function():
+        for each in options:
+            for step in pipe.stream(**each):
+                seen.append(step.index)
+            yield step
+
+    with drawing() as engine:
+        held = Held(engine, pipe, num_inference_steps=1)
+        future = engine.call(pipe, lambda: (user.get(), *function()))
+        plain = engine.submit(pipe, **options[0])
+        held.gate.set()
+    name, *ours = future.result()
+    assert name == "ann" and seen == [0, 1, 2] * 2
+    for output, wanted in zip((*ours, plain.result()), (*expected, expected[0]), strict=True):
+        assert_same(output, wanted)
+    assert steps.sizes == [1, 2, 2, 2, 1, 1, 1]
+
+
+def test_a_cancelled_function_ends_before_its_next_step(pipe):
+    seen, futures = [], []
+
+    def function():
+        try:
+            for step in pipe.stream(prompt="a cat", num_inference_steps=6):
+                seen.append(step.index)
+                if step.index == 1:
+                    futures[0].cancel()
+        finally:
+            seen.append("ended")
+
+    with drawing() as engine:
+        held = Held(engine, pipe, num_inference_steps=1)
+        futures.append(engine.call(pipe, function))
+        held.gate.set()
+    assert seen == [0, 1, "ended"]
+
+
+def test_what_is_not_a_function_is_named(pipe):
+    with drawing() as engine, pytest.raises(InputError, match="function: 'a cat' is not callable"):
+        engine.call(pipe, "a cat")
