@@ -1,4 +1,4 @@
-"""Weights that a request wants its model to have, such as a set of LoRAs, and which requests may begin together."""
+"""The weights of a request, such as a set of LoRAs, and which requests may begin together."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Weights:
 
 
 class Wanted(NamedTuple):
-    """What a request wants to draw with."""
+    """The model and the weights of a request."""
 
     model: Hashable
     weights: Hashable
