@@ -3,16 +3,23 @@
 import atexit
 import functools
 import gc
+import json
 import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from torch import nn
+
+EMOJI64 = Path(__file__).parents[1] / "fastdiff" / "bundled" / "emoji64"
 
 # Examples may be slow on a busy machine, and the checkout may be read-only.
 settings.register_profile(
@@ -232,3 +239,79 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def small_bundled(tmp_path_factory) -> Path:
+    """The bundled models, with small networks of random weights for emoji64 and emoji64-dit."""
+    from tests.support.tiny import save_small_bundled
+
+    return save_small_bundled(tmp_path_factory.mktemp("bundled"))
+
+
+@contextmanager
+def _bundled(folder: Path, opening_model: str) -> Iterator[None]:
+    from fastdiff.checkpoints import hub
+    from fastdiff.requests import defaults
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub, "BUNDLED", folder)
+        patch.setattr(defaults, "MODEL", opening_model)
+        yield
+
+
+@pytest.fixture(scope="module")
+def as_bundled(small_bundled) -> Iterator[Callable]:
+    """Open the page with the small emoji64, which has labels. `with as_bundled()` restores the bundled models."""
+    from fastdiff.checkpoints import hub
+    from fastdiff.requests import defaults
+
+    real = hub.BUNDLED, defaults.MODEL
+    with _bundled(small_bundled, "emoji64"):
+        yield partial(_bundled, *real)
+
+
+@pytest.fixture(scope="session")
+def models_dir(tmp_path_factory, text_folder, small_bundled) -> Path:
+    """A folder of models, all with random weights.
+
+    cats: the small emoji64 without label names. plain/tiny: an unconditional model. text/sd1 and text/sdxl: models that
+    read text.
+    """
+    root = tmp_path_factory.mktemp("models")
+    shutil.copytree(small_bundled / "emoji64", root / "cats", ignore=shutil.ignore_patterns("fastdiff.json"))
+    _save_tiny(root / "plain" / "tiny")
+    for kind in ("sd1", "sdxl"):
+        shutil.copytree(text_folder(kind), root / "text" / kind)
+    return root
+
+
+def _save_tiny(folder: Path) -> None:
+    from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
+
+    unet = UNet2DModel(
+        sample_size=16,
+        block_out_channels=(8, 8),
+        down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"),
+        norm_num_groups=4,
+        layers_per_block=1,
+        add_attention=False,
+    )
+    DDPMPipeline(unet, DDPMScheduler(num_train_timesteps=100)).save_pretrained(folder)
+
+
+@pytest.fixture
+def card_folder(tmp_path):
+    """Write the JSON files of a model, like emoji64's except for the given values, and return its folder."""
+
+    def write(name: str = "model", info: dict | None = None, **unet) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(EMOJI64, folder, ignore=shutil.ignore_patterns("*.safetensors", "fastdiff.json"))
+        config = json.loads((folder / "unet" / "config.json").read_text())
+        (folder / "unet" / "config.json").write_text(json.dumps(config | unet))
+        if info is not None:
+            (folder / "fastdiff.json").write_text(json.dumps(info))
+        return folder
+
+    return write

@@ -35,24 +35,26 @@ def run(args: argparse.Namespace) -> int:
         import gradio  # noqa: F401
     except ImportError:
         raise InputError("ui needs gradio, which is not installed; pip install 'fastdiff[ui]'") from None
+    from fastdiff.hosting.catalogue.offered import OptionFiles
+    from fastdiff.hosting.models import Models
     from fastdiff.runs.notices import find_device_notices
-    from fastdiff.ui.engine import Engine
-    from fastdiff.ui.option_files.offered import OptionFiles
     from fastdiff.ui.parts.request import Limits
     from fastdiff.ui.server import serving
+    from fastdiff.ui.shared import Shared
 
     minutes = args.max_minutes or (MINUTES_OF_OTHERS if is_open else None)
     styles = None if args.styles is None else Styles.read(args.styles)
     models_dir = models_folder(args.models_dir)
     files = OptionFiles(args.lora_dir, args.embedding_dir)
-    engine = Engine(models_dir, args.allow_hub, args.device, minutes, args.preview_vae, styles, files)
-    for line in _not_offered(engine.catalogue.left_out(), models_dir):
+    models = Models(models_dir, args.allow_hub, args.device, args.preview_vae, styles, files)
+    shared = Shared(models, minutes)
+    for line in _not_offered(models.catalogue.left_out(), models_dir):
         print(printable(f"fastdiff: {line}"), file=sys.stderr)
-    for line in find_device_notices(engine.device):
+    for line in find_device_notices(models.device):
         print(f"fastdiff: {line}", file=sys.stderr)
     signal.signal(signal.SIGTERM, CTRL_C.answer)  # so that SIGTERM removes the server's folder too
     server = serving(
-        engine,
+        shared,
         Limits(),
         host=host,
         port=args.port,
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"fastdiff is at {', '.join(access.addresses(served, host))} (Ctrl-C to stop)", flush=True)
         if is_open:
             print(f"fastdiff: {_warning(users is not None)}", file=sys.stderr, flush=True)
-        threading.Thread(target=engine.warm_up, args=(defaults.MODEL,)).start()  # loaded before the first click
+        threading.Thread(target=shared.warm_up, args=(defaults.MODEL,)).start()  # loaded before the first click
         CTRL_C.wait()
     return 0
 

@@ -11,14 +11,13 @@ from anyio import to_thread
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.edges import HIGH, LOW
+from fastdiff.hosting.catalogue import Catalogue
 from fastdiff.requests import defaults
 from fastdiff.requests.defaults import STRENGTH, STRENGTH_OF_SDXL, UPSCALE_MODE, UPSCALE_STRENGTH
 from fastdiff.requests.syntax import EMPHASIS, SYNTAX
 from fastdiff.runs.drawing import Progress, Run
 from fastdiff.sampler_names import ETAS
 from fastdiff.ui.drawing import Drawn, draw, prepare
-from fastdiff.ui.engine import Engine
-from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import PREPROCESSOR, Limits, UncheckedRequest
 from fastdiff.ui.progress import View
 from fastdiff.ui.queueing.messages import PROBLEMS, explain, field_name
@@ -26,11 +25,12 @@ from fastdiff.ui.queueing.queue import Job
 from fastdiff.ui.queueing.running import title_of
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.serving.store import Store, new_folder
+from fastdiff.ui.shared import Shared
 
 INTERVAL = 0.02  # seconds between two looks at a run
 
 
-def add_api(page: gr.Blocks, engine: Engine, limits: Limits, store: Store) -> None:
+def add_api(page: gr.Blocks, shared: Shared, limits: Limits, store: Store) -> None:
     """Add the two API functions to `page`, which is being built."""
 
     async def generate(  # type: ignore[misc]  # Gradio takes the return type as the type of each yielded value
@@ -126,8 +126,8 @@ def add_api(page: gr.Blocks, engine: Engine, limits: Limits, store: Store) -> No
         )
         files, progress = [], gr.Progress()
         try:
-            run = await to_thread.run_sync(prepare, asked, engine, limits)
-            async for view in _drawn(asked, run, engine, limits, store, request):
+            run = await to_thread.run_sync(prepare, asked, shared, limits)
+            async for view in _drawn(asked, run, shared, limits, store, request):
                 if view.step:
                     progress(view.fraction, desc=view.step)
                 files = [gr.FileData(path=str(picture.path)).model_dump() for picture in view.drawn]
@@ -137,11 +137,11 @@ def add_api(page: gr.Blocks, engine: Engine, limits: Limits, store: Store) -> No
 
     def list_models() -> list[dict[str, Any]]:
         """List the available models: name, size in pixels, labels or prompts, and default settings."""
-        return [_description(engine.catalogue, card) for card in engine.catalogue.cards()]
+        return [_description(shared.catalogue, card) for card in shared.catalogue.cards()]
 
     call = gr.api(generate, api_name="generate", concurrency_limit=None)
     described = zip(inspect.signature(generate).parameters, page.fns[call["id"]].inputs, strict=False)
-    _describe(dict(described), engine.catalogue, limits)
+    _describe(dict(described), shared.catalogue, limits)
     gr.api(list_models, api_name="models", queue=False)
 
 
@@ -213,7 +213,7 @@ def _parameters(catalogue: Catalogue) -> dict[str, tuple[str, Any]]:
 
 
 async def _drawn(
-    asked: UncheckedRequest, run: Run, engine: Engine, limits: Limits, store: Store, request: gr.Request | None
+    asked: UncheckedRequest, run: Run, shared: Shared, limits: Limits, store: Store, request: gr.Request | None
 ) -> AsyncIterator[View]:
     """Draw a run in its turn. Yields its view after each step. A client that leaves cancels the run."""
     owner = str(store.root) if request is None else str(shelf_of(store, request).folder)
@@ -221,14 +221,14 @@ async def _drawn(
     view, seen = View(has_previews=False), 0.0
 
     def steps() -> Iterator[tuple[Progress, list[Drawn]]]:
-        yield from draw(run, engine, _folder(store, limits, request))
+        yield from draw(run, shared, _folder(store, limits, request))
 
     title = title_of(asked.subject, len(run.cells))
     job = Job(owner, "API", title, view.follow(steps()), [view])
-    engine.queue.add(job, limits.waiting, limits.waiting_of_one)
+    shared.queue.add(job, limits.waiting, limits.waiting_of_one)
     try:
         while not job.has_ended:
-            engine.queue.active(owner)  # the client still listens
+            shared.queue.active(owner)  # the client still listens
             if job.fraction != seen:
                 seen = job.fraction
                 yield view
@@ -237,7 +237,7 @@ async def _drawn(
             raise job.error
         yield view
     finally:
-        engine.queue.cancel(owner, job.id)
+        shared.queue.cancel(owner, job.id)
 
 
 def _folder(store: Store, limits: Limits, request: gr.Request | None) -> Path:

@@ -15,12 +15,11 @@ from gradio.components import Component
 from PIL import Image
 
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.hosting.catalogue.controlnets import ControlNets
+from fastdiff.hosting.catalogue.ip_adapters import IPAdapters
 from fastdiff.requests.request import INPUT_SETTINGS, UPSCALE_SETTINGS
 from fastdiff.ui.drawing import Drawn, Session, draw, prepare, with_files_here
-from fastdiff.ui.engine import Engine
 from fastdiff.ui.gallery import required
-from fastdiff.ui.option_files.controlnets import ControlNets
-from fastdiff.ui.option_files.ip_adapters import IPAdapters
 from fastdiff.ui.parts.form import Form
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.parts.upload import form_settings, numerics_notice
@@ -28,6 +27,7 @@ from fastdiff.ui.progress import View
 from fastdiff.ui.queueing.messages import PROBLEMS, field_name, note, problem
 from fastdiff.ui.queueing.queue import Job
 from fastdiff.ui.queueing.running import QUICK, RunControls, Updates, status_of, title_of
+from fastdiff.ui.shared import Shared
 
 KIND = "Compare"  # of jobs
 # settings whose fields only Draw has
@@ -76,7 +76,7 @@ class Result:
 
 @dataclass(frozen=True)
 class CompareTab:
-    engine: Engine
+    shared: Shared
     form: Form
     session: gr.State
     timer: gr.Timer
@@ -86,7 +86,7 @@ class CompareTab:
     results: tuple[Result, Result]
 
     @classmethod
-    def build(cls, engine: Engine, card: ModelCard, limits: Limits, session: gr.State, timer: gr.Timer) -> "CompareTab":
+    def build(cls, shared: Shared, card: ModelCard, limits: Limits, session: gr.State, timer: gr.Timer) -> "CompareTab":
         gr.Markdown(
             "Draw one seed with two settings, and see what the steps, the scheduler or the model change. "
             "To compare many values at once, use the X/Y sheet in the Draw tab."
@@ -97,9 +97,9 @@ class CompareTab:
         slider = gr.ImageSlider(
             label="A and B (drag to compare)", format="png", interactive=False, max_height=400, visible=False
         )
-        form = Form.build(engine.catalogue, card, limits)
+        form = Form.build(shared.catalogue, card, limits)
         controls = RunControls.build("Compare")
-        tab = cls(engine, form, session, timer, controls, status, slider, results)
+        tab = cls(shared, form, session, timer, controls, status, slider, results)
         tab._connect()
         return tab
 
@@ -136,22 +136,22 @@ class CompareTab:
         first, second = (self.form.request(data, side) for side in range(2))
         first = limits.check(first)
         asked = [first, replace(second, seed=first.seed)]
-        runs = [prepare(each, self.engine, limits) for each in asked]
+        runs = [prepare(each, self.shared, limits) for each in asked]
         views = [View(name) for name in "AB"]
 
         def steps() -> Generator[float, None, None]:
             for done, (run, view) in enumerate(zip(runs, views, strict=True)):
-                for fraction in view.follow(draw(run, self.engine, shelf.new_folder())):
+                for fraction in view.follow(draw(run, self.shared, shelf.new_folder())):
                     yield (done + fraction) / 2
 
         title = title_of(f"Comparison: {asked[0].subject}", 2)
         job = Job(session.owner(request), KIND, title, steps(), views)
-        self.engine.queue.add(job, limits.waiting, limits.waiting_of_one)
+        self.shared.queue.add(job, limits.waiting, limits.waiting_of_one)
         return {}
 
     def follow(self, session: Session, request: gr.Request) -> Updates:
         """Return the updates that show the newest comparison of the user, also if another tab has started it."""
-        started = self.engine.queue.started(session.owner(request), KIND)
+        started = self.shared.queue.started(session.owner(request), KIND)
         if not started:
             return {}
         job = started[0]
@@ -173,8 +173,8 @@ class CompareTab:
             chosen = required(chosen)
             record = form_settings(chosen.record, chosen.path.name, self.form.limits)
             notice = numerics_notice(chosen.path)
-            record, other = with_files_here(record, chosen.path.name, self.engine.catalogue)
-            updates = self.form.show(self.engine.catalogue.card(record["model"]), record)
+            record, other = with_files_here(record, chosen.path.name, self.shared.catalogue)
+            updates = self.form.show(self.shared.catalogue.card(record["model"]), record)
         except PROBLEMS as error:
             return {self.status: problem(error)}
         done = f"A and B have the settings of seed {record['seed']}. Change one and press Compare."

@@ -16,7 +16,6 @@ from fastdiff.runs.drawing import Progress, Run
 from fastdiff.runs.model_files import find_of_tool
 from fastdiff.runs.notices import find_notices
 from fastdiff.ui.drawing import Drawn, Session, draw, files_of, prepare, with_files_here
-from fastdiff.ui.engine import Engine
 from fastdiff.ui.gallery import GRID, Panel, SaveRun, Stage, captioned, required
 from fastdiff.ui.inputs.axes import Axes
 from fastdiff.ui.inputs.uploaded import uploaded_path
@@ -35,6 +34,7 @@ from fastdiff.ui.queueing.messages import PROBLEMS, field_name, note, number_of_
 from fastdiff.ui.queueing.queue import Job, State
 from fastdiff.ui.queueing.running import QUICK, SOON, RunControls, Updates, status_of, title_of, words_of_place
 from fastdiff.ui.serving.store import Shelf
+from fastdiff.ui.shared import Shared
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 from fastdiff.ui.starting import Starting, larger, with_inputs
 
@@ -45,7 +45,7 @@ UNSHOWN = (*("revision", "variant", *FILE_SETTINGS, "use_clipped_model_output", 
 
 @dataclass(frozen=True)
 class DrawTab:
-    engine: Engine
+    shared: Shared
     form: DrawForm
     controls: RunControls
     examples: gr.HTML
@@ -59,10 +59,10 @@ class DrawTab:
     panel: Panel
 
     @classmethod
-    def build(cls, engine: Engine, card: ModelCard, limits: Limits, session: gr.State, timer: gr.Timer) -> "DrawTab":
+    def build(cls, shared: Shared, card: ModelCard, limits: Limits, session: gr.State, timer: gr.Timer) -> "DrawTab":
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
-                form = DrawForm.build(engine.catalogue, card, limits)
+                form = DrawForm.build(shared.catalogue, card, limits)
                 controls = RunControls.build("Generate")
             with gr.Column(scale=3, min_width=300, elem_classes="stage-side"):
                 status = gr.HTML(
@@ -78,7 +78,7 @@ class DrawTab:
                         save = SaveRun.build()
                 panel = Panel.build()
         upload = build_upload()
-        tab = cls(engine, form, controls, examples, upload, session, timer, status, live, stage, save, panel)
+        tab = cls(shared, form, controls, examples, upload, session, timer, status, live, stage, save, panel)
         tab._connect()
         return tab
 
@@ -108,7 +108,7 @@ class DrawTab:
     @property
     def starting(self) -> Starting:
         """The events of the start picture."""
-        return Starting(self.engine.catalogue, self.form, self.examples, self.status)
+        return Starting(self.shared.catalogue, self.form, self.examples, self.status)
 
     @property
     def shown(self) -> list[Block]:
@@ -124,7 +124,7 @@ class DrawTab:
     def upscale(self, session: Session, chosen: Drawn | None, request: gr.Request) -> Updates:
         """Add a picture of the user to the queue again, larger."""
         try:
-            self._add(larger(required(chosen), self.engine.catalogue, self.form.limits), Axes(), session, request)
+            self._add(larger(required(chosen), self.shared.catalogue, self.form.limits), Axes(), session, request)
         except PROBLEMS as error:
             return {self.status: problem(error)}
         return {self.timer: gr.Timer(SOON)}
@@ -135,27 +135,27 @@ class DrawTab:
         shelf.new_folder()  # raises if the quota is used up
         title, view, steps = self._start(asked, axes, shelf)
         job = Job(session.owner(request), KIND, title, view.follow(steps), [view])
-        self.engine.queue.add(job, limits.waiting, limits.waiting_of_one)
+        self.shared.queue.add(job, limits.waiting, limits.waiting_of_one)
 
     def _start(
         self, asked: UncheckedRequest, axes: Axes, shelf: Shelf
     ) -> tuple[str, View, Iterator[tuple[Progress, list[Drawn]]]]:
         """Return the title, the view and the steps of the requested run. Raises InputError like `prepare`."""
-        sheet = prepare_sheet(asked, axes, self.engine, self.form.limits) if axes else None
+        sheet = prepare_sheet(asked, axes, self.shared, self.form.limits) if axes else None
         runs = sheet.runs if sheet else [self.prepare(asked)]
         notices = dict.fromkeys(line for run in runs if run.request.prompt for line in find_notices(run))
 
         def steps() -> Iterator[tuple[Progress, list[Drawn]]]:
             folder = shelf.new_folder()
-            yield from draw_sheet(sheet, self.engine, folder) if sheet else draw(runs[0], self.engine, folder)
+            yield from draw_sheet(sheet, self.shared, folder) if sheet else draw(runs[0], self.shared, folder)
 
         title = title_of("X/Y sheet" if sheet else asked.subject, sum(len(run.cells) for run in runs))
-        named = replace(runs[0], request=self.engine.catalogue.with_names(runs[0].request))
+        named = replace(runs[0], request=self.shared.catalogue.with_names(runs[0].request))
         return title, View(run=None if sheet else named, notices=notices), steps()
 
     def follow(self, session: Session, request: gr.Request, view: str) -> Updates:
         """Return the updates that show the newest run of the user, also if another tab has started it."""
-        queue, owner = self.engine.queue, session.owner(request)
+        queue, owner = self.shared.queue, session.owner(request)
         waiting = [job for job in queue.active(owner) if job.kind == KIND]
         started = queue.started(owner, KIND)
         if waiting and waiting[0].state is State.WAITING:
@@ -188,7 +188,7 @@ class DrawTab:
 
     def prepare(self, asked: UncheckedRequest) -> Run:
         """Return the requested run. Raises InputError like `drawing.prepare`."""
-        return prepare(asked, self.engine, self.form.limits)
+        return prepare(asked, self.shared, self.form.limits)
 
     def follow_model(self, data: Mapping[Component, Any]) -> Updates:
         """Fit the controls and their defaults to the chosen model."""
@@ -196,7 +196,7 @@ class DrawTab:
         try:
             updates = self.form.fit(data)
             ready = {
-                self.examples: fit_examples(self.engine.catalogue.card(name)),
+                self.examples: fit_examples(self.shared.catalogue.card(name)),
                 self.status: note(f"Ready to draw with {name}"),
             }
         except PROBLEMS as error:
@@ -205,7 +205,7 @@ class DrawTab:
 
     def try_example(self, name: str, event: gr.EventData) -> Updates:
         """Fill the form with the settings of the clicked example. The page then starts the run."""
-        example = example_of(self.engine.catalogue.card(name), event)
+        example = example_of(self.shared.catalogue.card(name), event)
         return self._fill(example.record, f"the example {example.subject}")
 
     def use(self, chosen: Drawn | None) -> Updates:
@@ -243,8 +243,8 @@ class DrawTab:
         """
         try:
             asked = self.form.request(data)
-            before = self.engine.catalogue.card(asked.model)
-            cards = self.engine.catalogue.cards()
+            before = self.shared.catalogue.card(asked.model)
+            cards = self.shared.catalogue.cards()
             own = find_of_tool(foreign.model, foreign.model_hash, files_of(cards))
             card = next((each for each in cards if each.name == own), None) or _reader(before, foreign, cards)
             if card.name != before.name:
@@ -252,7 +252,7 @@ class DrawTab:
                 asked = UncheckedRequest(model=card.name, prompt="", **counts)
             values, missing = dict(foreign.values), list[str]()
             if values.get("prompt_syntax") == "weighted":
-                values["prompt"], missing = self.engine.catalogue.option_files.without_missing(values["prompt"], card)
+                values["prompt"], missing = self.shared.catalogue.option_files.without_missing(values["prompt"], card)
             asked, taken = _fit(asked, card, values, self.prepare)
             updates = self.form.show_request(card, asked)
         except PROBLEMS as error:
@@ -271,11 +271,11 @@ class DrawTab:
     def _fill(self, record: Mapping[str, Any], name: str, notices: Sequence[str] = ()) -> Updates:
         """Fill the form with the settings `record` of the picture `name`. The status line ends with `notices`."""
         try:
-            record, other = with_files_here(record, name, self.engine.catalogue)
+            record, other = with_files_here(record, name, self.shared.catalogue)
             asked = UncheckedRequest.from_record(record)
             run = self.prepare(asked)
             if AXES in record:
-                prepare_sheet(asked, record[AXES], self.engine, self.form.limits)
+                prepare_sheet(asked, record[AXES], self.shared, self.form.limits)
             if not run.card.reads_text and not LabelPickers.offers(run.card, record["label"]):
                 raise InputError(f"label {record['label']} is not available in this form; choose another")
             here = run.request.as_record()

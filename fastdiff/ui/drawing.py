@@ -18,6 +18,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.single_files.reading import has_model_suffix
 from fastdiff.edges import HIGH, LOW, canny_picture
 from fastdiff.errors import InputError
+from fastdiff.hosting.catalogue import Catalogue
 from fastdiff.pipelines.pil_images import as_rgb
 from fastdiff.requests import defaults
 from fastdiff.requests.completion import Cell
@@ -32,15 +33,14 @@ from fastdiff.runs.output import Output, columns_of
 from fastdiff.runs.resuming import load_picture
 from fastdiff.runs.sheet import MAX_SHEET_PIXELS, ContactSheet
 from fastdiff.runs.writing import write_beside
-from fastdiff.ui.engine import Engine
 from fastdiff.ui.history.search import Search
 from fastdiff.ui.inputs.mask import mask_at
 from fastdiff.ui.inputs.size import size_from
 from fastdiff.ui.inputs.uploaded import keep, uploaded_path, without_folder
-from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import CANNY, Limits, UncheckedRequest
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.serving.store import Shelf, Store
+from fastdiff.ui.shared import Shared
 
 Listed = TypeVar("Listed", Control, ImagePrompt)
 MOST_PIXELS = MAX_SHEET_PIXELS // 4  # of all pictures of a grid; margins and an incomplete last row add to them
@@ -91,11 +91,11 @@ class Session:
         return str(self.shelf(request).folder)
 
 
-def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
+def prepare(unchecked: UncheckedRequest, shared: Shared, limits: Limits) -> Run:
     """Return the requested run. Raises InputError with the field and the remedy, before any heavy work."""
     unchecked = limits.check(unchecked)
     first = defaults.model_of(labelled=unchecked.label is not None)
-    card = engine.catalogue.card(first if unchecked.model is None else unchecked.model)
+    card = shared.catalogue.card(first if unchecked.model is None else unchecked.model)
     if card.reads_text and unchecked.prompt is None:
         raise InputError(f"prompt: {card.name} needs a prompt; it may be empty")
     tags = tags_in(unchecked.prompt, unchecked.prompt_syntax) if card.reads_text else ()
@@ -107,8 +107,8 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
     control = control and control_picture(control, unchecked, (height, width), limits)
     request = Request(
         model=card.name,
-        lora=engine.catalogue.option_files.chosen_loras(unchecked.lora or (), card, tags),
-        embedding=engine.catalogue.embeddings_in(
+        lora=shared.catalogue.option_files.chosen_loras(unchecked.lora or (), card, tags),
+        embedding=shared.catalogue.embeddings_in(
             card,
             without_loras(unchecked.prompt or "", [tag.name for tag in tags]),
             unchecked.negative_prompt,
@@ -129,18 +129,18 @@ def prepare(unchecked: UncheckedRequest, engine: Engine, limits: Limits) -> Run:
         width=width,
         init_image=None if start is None else str(start),
         mask=None if mask is None else str(mask),
-        **_control_fields(unchecked, control, card, engine.catalogue),
-        **_image_prompt_fields(unchecked, images, card, engine.catalogue),
+        **_control_fields(unchecked, control, card, shared.catalogue),
+        **_image_prompt_fields(unchecked, images, card, shared.catalogue),
         **{name: getattr(unchecked, name) for name in _SAME},
     )
     with without_folder(start, mask, control, images):
-        run = Run.prepare(request, card, engine.catalogue.defaults, batch_size=unchecked.batch_size)
+        run = Run.prepare(request, card, shared.catalogue.defaults, batch_size=unchecked.batch_size)
     if run.size and request.upscale and max(run.size) > limits.enlarged:
         sides = "{} x {}".format(*run.size)
         raise InputError(
             f"upscale: the picture would be {sides}, and a side may have {limits.enlarged} pixels; lower it"
         )
-    engine.budget.check(run)
+    shared.budget.check(run)
     return run
 
 
@@ -257,7 +257,7 @@ def files_of(cards: Sequence[ModelCard]) -> dict[str, Path]:
     return {card.name: card.file for card in cards if card.file}
 
 
-def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tuple[Progress, list[Drawn]]]:
+def draw(run: Run, shared: Shared, folder: Path, start: str = "") -> Iterator[tuple[Progress, list[Drawn]]]:
     """Draw `run` into `folder`; file names begin with `start`.
 
     Yields progress and the files completed so far: after each step that finishes pictures, and otherwise ten times a
@@ -265,18 +265,18 @@ def draw(run: Run, engine: Engine, folder: Path, start: str = "") -> Iterator[tu
 
     Raises InputError, NonFiniteError, OSError if the disk cannot be written, MemoryError, DeviceLostError.
     """
-    engine.catalogue.option_files.check(run.request)
-    engine.catalogue.ip_adapters.check(run.request)
+    shared.catalogue.option_files.check(run.request)
+    shared.catalogue.ip_adapters.check(run.request)
     try:
         drawing.begin_hashes(run)  # beside the loading
     except InputError as error:
-        raise InputError(engine.catalogue.without_paths(str(error))) from None
-    pipe = engine.pipeline_of(run)
+        raise InputError(shared.catalogue.without_paths(str(error))) from None
+    pipe = shared.models.pipeline_of(run)
     pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)
     paths = [folder / f"{start}{path}" for path in files.picture_paths(pattern, run.cells, names)]
     output = Output(paths, embeds=True)
-    steps = _with_names(engine.budget.watch(drawing.draw(run, pipe)), engine.catalogue)
+    steps = _with_names(shared.budget.watch(drawing.draw(run, pipe)), shared.catalogue)
     told = -INTERVAL
     with without_folder(*(Path(each.name) for each in inputs_of(run))):
         for progress, drawn in write_beside(

@@ -12,7 +12,6 @@ from fastdiff.ui.api import add_api
 from fastdiff.ui.compare_tab import CompareTab
 from fastdiff.ui.draw_tab import DrawTab
 from fastdiff.ui.drawing import Session
-from fastdiff.ui.engine import Engine
 from fastdiff.ui.history_tab import HistoryTab
 from fastdiff.ui.parts.draw_fields import SHOW
 from fastdiff.ui.parts.examples import fit_examples
@@ -21,12 +20,13 @@ from fastdiff.ui.queueing.messages import PROBLEMS
 from fastdiff.ui.queueing.running import LATER, QUICK, SOON, Updates, list_runs, watch_server
 from fastdiff.ui.serving.failures import CheckedBlocks
 from fastdiff.ui.serving.store import MAX_AGE, Store
+from fastdiff.ui.shared import Shared
 from fastdiff.ui.starting import editor_of
 
 
-def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
-    """Build the page and its API, not yet served. All sessions share `engine`; `store` keeps the pictures."""
-    card = engine.catalogue.card(defaults.MODEL)
+def build_page(shared: Shared, limits: Limits, store: Store) -> gr.Blocks:
+    """Build the page and its API, not yet served. `store` keeps the pictures."""
+    card = shared.catalogue.card(defaults.MODEL)
     with CheckedBlocks(title="fastdiff", analytics_enabled=False, delete_cache=(3600, MAX_AGE)) as page:
         gr.Markdown(
             "# fastdiff\nPictures from diffusion models. The same settings and seed always give the same picture."
@@ -34,9 +34,9 @@ def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
         session, timer = gr.State(Session(store)), gr.Timer(LATER)
         with gr.Tabs() as tabs:
             with gr.Tab("Draw", id="draw"):
-                draw = DrawTab.build(engine, card, limits, session, timer)
+                draw = DrawTab.build(shared, card, limits, session, timer)
             with gr.Tab("Compare", id="compare"):
-                compare = CompareTab.build(engine, card, limits, session, timer)
+                compare = CompareTab.build(shared, card, limits, session, timer)
             with gr.Tab("History", id="history", elem_id="history-tab") as history_tab:
                 history = HistoryTab.build(history_tab, tabs, draw, session)
         for panel in (draw.panel, history.panel):
@@ -59,10 +59,10 @@ def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
             )
         _keep_form(page, draw)
         _follow_queue(page, draw, compare)
-        add_api(page, engine, limits, store)
+        add_api(page, shared, limits, store)
         pickers = [side.model for form in (draw.form, compare.form) for side in form.sides]
         page.load(
-            lambda: [gr.update(choices=engine.catalogue.names())] * len(pickers),
+            lambda: [gr.update(choices=shared.catalogue.names())] * len(pickers),
             None,
             pickers,
             **QUICK,
@@ -72,7 +72,7 @@ def build_page(engine: Engine, limits: Limits, store: Store) -> gr.Blocks:
 
 def _follow_queue(page: gr.Blocks, draw: DrawTab, compare: CompareTab) -> None:
     """Show the runs of the user, whichever tab or page has started them, and let the user cancel each."""
-    queue, state, timer = draw.engine.queue, draw.session, draw.timer
+    queue, state, timer = draw.shared.queue, draw.session, draw.timer
     lists = [draw.controls.runs, compare.controls.runs]
 
     def watch(session: Session, view: str, request: gr.Request) -> Updates:

@@ -18,7 +18,6 @@ from starlette.middleware import Middleware
 from fastdiff.errors import InputError
 from fastdiff.execution import temporaries
 from fastdiff.runs.files import check
-from fastdiff.ui.engine import Engine
 from fastdiff.ui.page import build_page
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.serving.access import HostNames, Users, is_reached_by_others
@@ -29,6 +28,7 @@ from fastdiff.ui.serving.owners import Owners
 from fastdiff.ui.serving.security import Guard
 from fastdiff.ui.serving.store import Store, remove_empty
 from fastdiff.ui.serving.temporary import temporary_folder
+from fastdiff.ui.shared import Shared
 
 FIRST_PORTS = range(7860, 7960)
 CLOSING_SECONDS = 1  # given to the server to close
@@ -37,7 +37,7 @@ STEP_SECONDS = 1  # given to the current step: a picture that it finishes is kep
 
 @contextmanager
 def serving(
-    engine: Engine,
+    shared: Shared,
     limits: Limits,
     *,
     host: str = "127.0.0.1",
@@ -67,7 +67,7 @@ def serving(
     names = HostNames(host, allow_hosts)
     with temporary_folder() as folder:
         os.environ["GRADIO_TEMP_DIR"] = str(folder)
-        page = build_page(engine, limits, store)
+        page = build_page(shared, limits, store)
         middleware = [
             Middleware(Guard, names=names, uploads=folder, most_body=limits.upload, most_uploads=limits.uploads),
             Middleware(Owners, store=store, page=page),
@@ -80,7 +80,7 @@ def serving(
             names.public |= {urlsplit(address).hostname or "" for address in launched[1:]}
             yield launched
         finally:
-            engine.queue.close(STEP_SECONDS)
+            shared.queue.close(STEP_SECONDS)
             _close(page)
             del os.environ["GRADIO_TEMP_DIR"]
 

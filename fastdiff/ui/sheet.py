@@ -17,9 +17,9 @@ from fastdiff.runs import files
 from fastdiff.runs.drawing import Finished, Progress, Run
 from fastdiff.sampler_names import ETAS
 from fastdiff.ui.drawing import Drawn, draw, inputs_of, prepare
-from fastdiff.ui.engine import Engine
 from fastdiff.ui.inputs.axes import Axes, caption
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.shared import Shared
 
 _FONT = Path(gradio.__file__).parent / "templates/frontend/static/fonts/SourceSansPro/SourceSansPro-Regular.woff2"
 _SMALLEST, _SHARE = 13, 30  # font size in pixels: (width + height) / 30 of a picture, at least 13
@@ -67,7 +67,7 @@ class SheetProgress(Progress):
         return self.share
 
 
-def prepare_sheet(asked: UncheckedRequest, axes: Axes, engine: Engine, limits: Limits) -> Sheet:
+def prepare_sheet(asked: UncheckedRequest, axes: Axes, shared: Shared, limits: Limits) -> Sheet:
     """Return the sheet of a request, with the values of the axes filled in. Raises InputError like `prepare`."""
     asked = limits.check(replace(asked, num_images=1))
     columns, rows = axes.columns, axes.rows
@@ -75,12 +75,12 @@ def prepare_sheet(asked: UncheckedRequest, axes: Axes, engine: Engine, limits: L
         count = f"a sheet of {columns} x {rows} = {columns * rows} pictures"
         raise InputError(f"{count} is too large; the limit is {limits.pictures}")
     settings = axes.settings()
-    runs = [prepare(_with(asked, each), engine, limits) for each in settings]
+    runs = [prepare(_with(asked, each), shared, limits) for each in settings]
     places: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         places.setdefault(png.canonical_json(run.request.as_record()), []).append(place)
     groups = [_group([runs[place] for place in each], each, settings[each[0]]) for each in places.values()]
-    engine.budget.check(*(group.run for group in groups))
+    shared.budget.check(*(group.run for group in groups))
     base = next((place for place, run in enumerate(runs) if run.request.eta is not None), 0)
     return Sheet(_with_full_labels(axes, runs), groups, base, next(iter(runs[base].request.label), None))
 
@@ -114,14 +114,14 @@ def _with_full_labels(axes: Axes, runs: Sequence[Run]) -> Axes:
     return axes
 
 
-def draw_sheet(sheet: Sheet, engine: Engine, folder: Path) -> Iterator[tuple[Progress, list[Drawn]]]:
+def draw_sheet(sheet: Sheet, shared: Shared, folder: Path) -> Iterator[tuple[Progress, list[Drawn]]]:
     """Draw the pictures of `sheet` into `folder`, then sheet.png. Yields and raises like `draw`."""
     whole = replace(sheet.runs[0], cells=[cell for run in sheet.runs for cell in run.cells])
     total, seconds, first, steps = sum(group.steps for group in sheet.groups), 0.0, 0, 0
     finished: dict[int, Finished] = {}
     for count, group in enumerate(sheet.groups):
-        engine.budget.check(*sheet.runs[count:], spent=seconds)
-        for progress, drawn in draw(group.run, engine, folder, group.name):
+        shared.budget.check(*sheet.runs[count:], spent=seconds)
+        for progress, drawn in draw(group.run, shared, folder, group.name):
             finished |= {group.places[each.place]: each for each in progress.finished}
             places = range(first + progress.places.start, first + progress.places.stop)
             share = (steps + progress.fraction * group.steps) / total

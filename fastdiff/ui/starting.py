@@ -14,6 +14,7 @@ from PIL import Image
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
+from fastdiff.hosting.catalogue import Catalogue
 from fastdiff.pipelines.pil_images import as_rgb
 from fastdiff.requests.defaults import UPSCALE_STRENGTH
 from fastdiff.requests.input_picture import CONTROL, IMAGE_PROMPT, INIT_IMAGE, InputPicture
@@ -23,7 +24,6 @@ from fastdiff.ui.gallery import required
 from fastdiff.ui.inputs.mask import editor_html, mask_at
 from fastdiff.ui.inputs.size import size_from
 from fastdiff.ui.inputs.uploaded import keep_drawn, keep_inputs, uploaded_path, without_folder
-from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.control_fields import preview_html
 from fastdiff.ui.parts.controls import SizeControls
 from fastdiff.ui.parts.draw_fields import EDITOR

@@ -85,14 +85,14 @@ def test_the_page_says_it(monkeypatch, tmp_path, capsys):
     pytest.importorskip("gradio", reason="no gradio here")
     from fastdiff.cli import ui
     from fastdiff.ui import server
-    from fastdiff.ui.engine import Engine
+    from fastdiff.ui.shared import Shared
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(server, "serving", lambda *args, **options: contextlib.nullcontext(object()))
     monkeypatch.setattr(ui.access, "addresses", lambda *args: ["http://there"])
     monkeypatch.setattr(ui.signal, "signal", lambda *args: None)
     monkeypatch.setattr(ui.CTRL_C, "wait", lambda: None)
-    monkeypatch.setattr(Engine, "warm_up", lambda self, name: None)
+    monkeypatch.setattr(Shared, "warm_up", lambda self, name: None)
     assert cli.main(["ui", "--device", "cpu"]) == 0
     assert capsys.readouterr().err.count(LINE) == 1
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -20,15 +19,14 @@ from PIL.PngImagePlugin import PngInfo
 
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.single_files import cards
-from fastdiff.requests import defaults
+from fastdiff.hosting.catalogue import Catalogue
+from fastdiff.hosting.models import Models
 from fastdiff.requests.styles import Style, Styles
 from fastdiff.runs import drawing
-from fastdiff.ui.engine import Engine
-from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.server import serving
+from fastdiff.ui.shared import Shared
 from tests.checkpoints.single_files import ldm
-from tests.support.tiny import save_small_bundled
 from tests.ui.browser.actions import DESKTOP, TIMEOUT
 from tests.ui.history.unserved import UnservedPage
 
@@ -44,59 +42,11 @@ FLAGS = [
     "--disable-sync",
 ]
 MISSING = "the browser tests need Chromium and playwright: apt-get install chromium; pip install playwright"
-EMOJI64 = hub.BUNDLED / "emoji64"
-
-
-@pytest.fixture(scope="session")
-def small_bundled(tmp_path_factory) -> Path:
-    """The bundled models, with small networks of random weights for emoji64 and emoji64-dit."""
-    return save_small_bundled(tmp_path_factory.mktemp("bundled"))
-
-
-@contextmanager
-def _bundled(folder: Path, opening_model: str) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hub, "BUNDLED", folder)
-        patch.setattr(defaults, "MODEL", opening_model)
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
-def as_bundled(small_bundled) -> Iterator[Callable]:
-    """Open the page with the small emoji64, which has labels. `with as_bundled()` restores the bundled models."""
-    real = hub.BUNDLED, defaults.MODEL
-    with _bundled(small_bundled, "emoji64"):
-        yield partial(_bundled, *real)
-
-
-@pytest.fixture(scope="session")
-def models_dir(tmp_path_factory, text_folder, small_bundled) -> Path:
-    """A folder of models, all with random weights.
-
-    cats: the small emoji64 without label names. plain/tiny: an unconditional model. text/sd1 and text/sdxl: models that
-    read text.
-    """
-    root = tmp_path_factory.mktemp("models")
-    shutil.copytree(small_bundled / "emoji64", root / "cats", ignore=shutil.ignore_patterns("fastdiff.json"))
-    _save_tiny(root / "plain" / "tiny")
-    for kind in ("sd1", "sdxl"):
-        shutil.copytree(text_folder(kind), root / "text" / kind)
-    return root
-
-
-def _save_tiny(folder: Path) -> None:
-    from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
-
-    unet = UNet2DModel(
-        sample_size=16,
-        block_out_channels=(8, 8),
-        down_block_types=("DownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "UpBlock2D"),
-        norm_num_groups=4,
-        layers_per_block=1,
-        add_attention=False,
-    )
-    DDPMPipeline(unet, DDPMScheduler(num_train_timesteps=100)).save_pretrained(folder)
+def _small_models(as_bundled) -> None:
+    """Open the page with small models."""
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +64,14 @@ def files_dir(tmp_path_factory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def engine(models_dir) -> Engine:
-    """An engine shared by all tests of a process, so each model is loaded once."""
-    return Engine(models_dir, device="cpu", styles=Styles([Style("wet", "{prompt} of the astronaut", "photo")]))
+def shared(models_dir) -> Shared:
+    """Models and a queue for all tests of a process, so each model is loaded once."""
+    return Shared(Models(models_dir, device="cpu", styles=Styles([Style("wet", "{prompt} of the astronaut", "photo")])))
 
 
 @pytest.fixture(scope="session")
-def catalogue(engine) -> Catalogue:
-    return engine.catalogue
+def catalogue(shared) -> Catalogue:
+    return shared.catalogue
 
 
 @pytest.fixture(scope="session")
@@ -129,8 +79,8 @@ def serve(tmp_path_factory):
     """Serve a page on a free port while the block runs. Only one page at a time in a process."""
 
     @contextmanager
-    def serving_page(engine: Engine, limits: Limits, **options) -> Iterator[str]:
-        context = serving(engine, limits, port=0, **{"outputs": tmp_path_factory.mktemp("outputs")} | options)
+    def serving_page(shared: Shared, limits: Limits, **options) -> Iterator[str]:
+        context = serving(shared, limits, port=0, **{"outputs": tmp_path_factory.mktemp("outputs")} | options)
 
         async def enter() -> str:  # without an event loop, Gradio creates four and closes none
             return context.__enter__()[0]
@@ -144,26 +94,10 @@ def serve(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(engine, serve) -> Iterator[str]:
+def server(shared, serve) -> Iterator[str]:
     """The address of a page that this module's tests share. Each visit is a different user."""
-    with serve(engine, Limits(), allow_hosts=["page.example.org"]) as address:
+    with serve(shared, Limits(), allow_hosts=["page.example.org"]) as address:
         yield address
-
-
-@pytest.fixture
-def card_folder(tmp_path):
-    """Write the JSON files of a model, like emoji64's except for the given values, and return its folder."""
-
-    def write(name: str = "model", info: dict | None = None, **unet) -> Path:
-        folder = tmp_path / name
-        shutil.copytree(EMOJI64, folder, ignore=shutil.ignore_patterns("*.safetensors", "fastdiff.json"))
-        config = json.loads((folder / "unet" / "config.json").read_text())
-        (folder / "unet" / "config.json").write_text(json.dumps(config | unet))
-        if info is not None:
-            (folder / "fastdiff.json").write_text(json.dumps(info))
-        return folder
-
-    return write
 
 
 @pytest.fixture

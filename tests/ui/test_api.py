@@ -47,19 +47,19 @@ def test_pictures_are_the_pipelines_and_hold_their_settings(client):
             assert np.array_equal(np.asarray(drawn), np.asarray(image))
 
 
-def test_a_call_that_is_cancelled_keeps_what_is_finished(client, engine, slow_steps):
+def test_a_call_that_is_cancelled_keeps_what_is_finished(client, shared, slow_steps):
     slow_steps.seconds = 100
     job = client.submit(num_images=20, steps=2, batch_size=1, api_name="/generate")
     slow_steps.turns.release()
     wait_for(lambda: "step 1 of 2" in {each.desc for each in job.status().progress_data or ()})
     slow_steps.turns.release()
     wait_for(lambda: any(job.outputs()))
-    running = engine.queue._current
+    running = shared.queue._current
     assert job.cancel()
     wait_for(lambda: running.has_ended)
     assert len(job.outputs()[-1]) == 1
     slow_steps.turns.release(100)
-    wait_for(lambda: not engine.queue.is_drawing)
+    wait_for(lambda: not shared.queue.is_drawing)
     assert len(slow_steps) <= 4, "a run ends after the step that is reported next: a tenth of a second, or a picture"
 
 
@@ -172,11 +172,11 @@ def test_every_parameter_has_a_description_and_every_number_its_range_and_defaul
             assert re.search(r"number (from -?\d+ to \d+|of at least \d+)", said), name
 
 
-def test_descriptions_have_the_page_s_limits_and_defaults(server, engine, tmp_path):
+def test_descriptions_have_the_page_s_limits_and_defaults(server, shared, tmp_path):
     limits = Limits(pictures=5, steps=70, side=96, batch_size=3)
 
     async def describe() -> dict:  # without an event loop, Gradio creates four and closes none
-        page = build_page(engine, limits, Store(tmp_path))
+        page = build_page(shared, limits, Store(tmp_path))
         page.config = page.get_config_file()
         return page.get_api_info()["named_endpoints"]["/generate"]
 

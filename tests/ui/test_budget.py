@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from fastdiff.errors import InputError
-from fastdiff.ui.engine import Budget
+from fastdiff.ui.shared import Budget
 
 
 def run_of(pictures: int, steps: int, side: int = 64, precision: str = "full"):
@@ -60,11 +60,11 @@ def test_without_a_limit_nothing_is_refused():
     budget.check(run_of(50, 1000))
 
 
-def test_the_page_and_the_api_refuse_with_the_estimate(visit, engine, monkeypatch):
+def test_the_page_and_the_api_refuse_with_the_estimate(visit, shared, monkeypatch):
     page = visit()
     event = page.event("generate", "click")
     assert "Drew" in page.draw(Steps=3)
-    monkeypatch.setattr(engine.budget, "minutes", 1e-4)
+    monkeypatch.setattr(shared.budget, "minutes", 1e-4)
     refused = page.call(event, page.inputs(event, Steps=500))
     assert "this would take about" in str(refused["output"])
     data = ["emoji64", None, 0, 32, 500, *[None] * 9]

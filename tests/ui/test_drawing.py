@@ -25,19 +25,19 @@ def pixels(path) -> np.ndarray:
         return np.asarray(image)
 
 
-def test_the_labels_of_a_group_take_turns(engine, tmp_path):
-    run = prepare(UncheckedRequest(label="noto smileys", seed=4, num_images=3, steps=1), engine, LIMITS)
-    assert [picture.path.name for _, drawn in draw(run, engine, tmp_path) for picture in drawn] == [
+def test_the_labels_of_a_group_take_turns(shared, tmp_path):
+    run = prepare(UncheckedRequest(label="noto smileys", seed=4, num_images=3, steps=1), shared, LIMITS)
+    assert [picture.path.name for _, drawn in draw(run, shared, tmp_path) for picture in drawn] == [
         "noto-other-faces-4.png",
         "noto-hearts-5.png",
         "noto-creatures-6.png",
     ]
 
 
-def test_pictures_are_the_pipelines_and_hold_their_settings(engine, tmp_path, monkeypatch):
+def test_pictures_are_the_pipelines_and_hold_their_settings(shared, tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "INTERVAL", 0)
     options = UncheckedRequest(label="noto birds", seed=5, num_images=3, steps=2, batch_size=2)
-    progress = list(draw(prepare(options, engine, LIMITS), engine, tmp_path))
+    progress = list(draw(prepare(options, shared, LIMITS), shared, tmp_path))
     assert [(at.places, at.step.index, len(drawn)) for at, drawn in progress] == [
         (range(2), 0, 0),
         (range(2), 1, 2),
@@ -57,19 +57,19 @@ def test_pictures_are_the_pipelines_and_hold_their_settings(engine, tmp_path, mo
         assert np.array_equal(pixels(picture.path), np.asarray(image))
 
 
-def test_between_the_pictures_of_a_fast_run_few_steps_are_told_of(engine, tmp_path, monkeypatch):
+def test_between_the_pictures_of_a_fast_run_few_steps_are_told_of(shared, tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "INTERVAL", 1000)
-    run = prepare(UncheckedRequest(model="./plain/tiny", num_images=3, steps=9, batch_size=2), engine, LIMITS)
-    told = [(at.places, at.step.index, len(pictures)) for at, pictures in draw(run, engine, tmp_path)]
+    run = prepare(UncheckedRequest(model="./plain/tiny", num_images=3, steps=9, batch_size=2), shared, LIMITS)
+    told = [(at.places, at.step.index, len(pictures)) for at, pictures in draw(run, shared, tmp_path)]
     assert told == [(range(2), 0, 0), (range(2), 8, 2), (range(2, 3), 8, 1)]
 
 
 @pytest.mark.parametrize("kind", ["sd1", "sdxl"])
-def test_pictures_of_prompts_are_the_commands_byte_for_byte(engine, models_dir, monkeypatch, tmp_path, kind):
+def test_pictures_of_prompts_are_the_commands_byte_for_byte(shared, models_dir, monkeypatch, tmp_path, kind):
     options = UncheckedRequest(
         model=f"./text/{kind}", prompt="the cat", negative_prompt="ocean", clip_skip=1, seed=5, num_images=2, steps=3
     )
-    drawn = [each for _, finished in draw(prepare(options, engine, LIMITS), engine, tmp_path) for each in finished]
+    drawn = [each for _, finished in draw(prepare(options, shared, LIMITS), shared, tmp_path) for each in finished]
     assert [each.path.name for each in drawn] == ["the-cat-5.png", "the-cat-6.png"]
     monkeypatch.chdir(models_dir)
     command = ["sample", "-m", f"./text/{kind}", "--prompt", "the cat", "--negative-prompt", "ocean", "-s", "5"]
@@ -79,19 +79,19 @@ def test_pictures_of_prompts_are_the_commands_byte_for_byte(engine, models_dir, 
         assert each.path.read_bytes() == (tmp_path / "command" / each.path.name).read_bytes()
 
 
-def test_an_unconditional_model_draws_at_another_size(engine, tmp_path):
+def test_an_unconditional_model_draws_at_another_size(shared, tmp_path):
     run = prepare(
-        UncheckedRequest(model="./plain/tiny", steps=2, width=24, height=32, scheduler="ddim"), engine, LIMITS
+        UncheckedRequest(model="./plain/tiny", steps=2, width=24, height=32, scheduler="ddim"), shared, LIMITS
     )
-    *_, (_, [drawn]) = draw(run, engine, tmp_path)
+    *_, (_, [drawn]) = draw(run, shared, tmp_path)
     assert pixels(drawn.path).shape == (32, 24, 3)
     assert drawn.path.name == "0.png"
     assert drawn.record["label"] is None
 
 
-def test_stopping_between_steps_keeps_what_is_finished(engine, tmp_path, monkeypatch):
+def test_stopping_between_steps_keeps_what_is_finished(shared, tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "INTERVAL", 0)  # report every step, however fast it is
-    steps = draw(prepare(UncheckedRequest(num_images=2, steps=2, batch_size=1), engine, LIMITS), engine, tmp_path)
+    steps = draw(prepare(UncheckedRequest(num_images=2, steps=2, batch_size=1), shared, LIMITS), shared, tmp_path)
     for _ in range(3):
         next(steps)
     steps.close()
@@ -108,18 +108,18 @@ def test_stopping_between_steps_keeps_what_is_finished(engine, tmp_path, monkeyp
         pytest.param(NonFiniteError("NaN"), NonFiniteError, id="NaN is no black picture"),
     ],
 )
-def test_failures_while_drawing(engine, monkeypatch, tmp_path, error, expected):
+def test_failures_while_drawing(shared, monkeypatch, tmp_path, error, expected):
     def fail(*args, **options):
         raise error
 
-    run = prepare(UncheckedRequest(steps=1), engine, LIMITS)
-    engine.pipeline(run.card, None)
+    run = prepare(UncheckedRequest(steps=1), shared, LIMITS)
+    shared.models.pipeline(run.card, None)
     monkeypatch.setattr(Loop, "step_by_picture", fail)
     with pytest.raises(expected):
-        list(draw(run, engine, tmp_path))
+        list(draw(run, shared, tmp_path))
 
 
-def test_the_page_says_that_fewer_are_drawn_at_a_time(engine, monkeypatch, tmp_path):
+def test_the_page_says_that_fewer_are_drawn_at_a_time(shared, monkeypatch, tmp_path):
     step = Loop.step_by_picture
 
     def step_one(self, x_t, i, noise, part):
@@ -128,19 +128,19 @@ def test_the_page_says_that_fewer_are_drawn_at_a_time(engine, monkeypatch, tmp_p
         return step(self, x_t, i, noise, part)
 
     monkeypatch.setattr(Loop, "step_by_picture", step_one)
-    run = prepare(UncheckedRequest(num_images=3, steps=1, batch_size=2), engine, LIMITS)
-    first, *others = [(bar(at), len(drawn)) for at, drawn in draw(run, engine, tmp_path)]
+    run = prepare(UncheckedRequest(num_images=3, steps=1, batch_size=2), shared, LIMITS)
+    first, *others = [(bar(at), len(drawn)) for at, drawn in draw(run, shared, tmp_path)]
     assert "out of memory for 2 pictures at a time; continuing with at most 1" in first[0] and first[1] == 2
     assert [("out of memory" in text, count) for text, count in others] == [(False, 1)]
 
 
-def test_a_full_disk_leaves_no_half_picture(engine, monkeypatch, tmp_path):
+def test_a_full_disk_leaves_no_half_picture(shared, monkeypatch, tmp_path):
     def full(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fastdiff.runs.files.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        list(draw(prepare(UncheckedRequest(steps=1), engine, LIMITS), engine, tmp_path))
+        list(draw(prepare(UncheckedRequest(steps=1), shared, LIMITS), shared, tmp_path))
     assert not list(tmp_path.iterdir())
 
 

@@ -67,36 +67,36 @@ LIMITS = Limits(pictures=4, steps=50, side=128, batch_size=4)
         pytest.param({"guidance_scale": float("nan")}, "cfg-scale: nan is not a number", id="guidance NaN"),
     ],
 )
-def test_refusals_name_the_field_and_the_remedy(engine, monkeypatch, options, message):
+def test_refusals_name_the_field_and_the_remedy(shared, monkeypatch, options, message):
     monkeypatch.setattr(Pipeline, "from_card", lambda *args, **kwargs: pytest.fail("a model was loaded"))
     with pytest.raises(InputError, match=message) as refusal:
-        prepare(UncheckedRequest(**options), engine, LIMITS)
+        prepare(UncheckedRequest(**options), shared, LIMITS)
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 400
 
 
-def test_what_is_left_out_is_the_models_choice(engine):
-    run = prepare(UncheckedRequest(), engine, LIMITS)
+def test_what_is_left_out_is_the_models_choice(shared):
+    run = prepare(UncheckedRequest(), shared, LIMITS)
     request = run.request
     assert (request.num_inference_steps, request.scheduler, request.guidance_scale, request.eta) == (50, "ddim", 4.0, 0)
     assert [(picture.seed, picture.label_name) for picture in run.cells] == [(0, "fluent-3d hearts")]
     assert run.size == (64, 64)
 
 
-def test_a_random_seed_is_picked_once_and_leaves_room_for_all_pictures(engine, monkeypatch):
+def test_a_random_seed_is_picked_once_and_leaves_room_for_all_pictures(shared, monkeypatch):
     monkeypatch.setattr(secrets, "randbelow", lambda most: most - 1)
     for seed in (-1, None):
-        run = prepare(UncheckedRequest(seed=seed, num_images=3), engine, LIMITS)
+        run = prepare(UncheckedRequest(seed=seed, num_images=3), shared, LIMITS)
         assert [cell.seed for cell in run.cells] == [MAX_SEED - 2, MAX_SEED - 1, MAX_SEED]
 
 
-def test_each_run_has_another_random_seed(engine):
-    runs = [prepare(UncheckedRequest(seed=-1), engine, LIMITS) for _ in range(3)]
+def test_each_run_has_another_random_seed(shared):
+    runs = [prepare(UncheckedRequest(seed=-1), shared, LIMITS) for _ in range(3)]
     assert len({run.cells[0].seed for run in runs}) > 1
 
 
-def test_an_empty_prompt_is_one(engine):
-    run = prepare(UncheckedRequest(model="./text/sd1", prompt=""), engine, LIMITS)
+def test_an_empty_prompt_is_one(shared):
+    run = prepare(UncheckedRequest(model="./text/sd1", prompt=""), shared, LIMITS)
     assert [cell.prompt for cell in run.cells] == [""]
     assert (run.request.guidance_scale, run.request.num_inference_steps, run.request.scheduler) == (7.5, 50, "pndm")
     assert run.size == (16, 16)

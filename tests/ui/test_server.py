@@ -83,7 +83,7 @@ with temporary_folder() as folder:
 
 
 def test_what_a_killed_server_left_goes_when_another_starts_and_a_living_ones_stays(
-    engine, serve, tmp_path, monkeypatch
+    shared, serve, tmp_path, monkeypatch
 ):
     with process(tmp_path) as (killed, _):
         killed.kill()
@@ -98,7 +98,7 @@ def test_what_a_killed_server_left_goes_when_another_starts_and_a_living_ones_st
     with subprocess.Popen([sys.executable, "-c", LIVE], env=environment, **pipes) as living:
         living_folder = Path(living.stdout.readline().strip())
         monkeypatch.setattr("tempfile.tempdir", str(folder))
-        with serve(engine, Limits(), outputs=tmp_path / "outputs"):
+        with serve(shared, Limits(), outputs=tmp_path / "outputs"):
             folders = list(folder.glob("fastdiff-ui-*"))
             assert left not in folders and living_folder in folders and len(folders) == 2
             assert not run.exists()

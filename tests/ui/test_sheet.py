@@ -21,11 +21,11 @@ LIMITS = Limits(pictures=6, steps=50, side=128, batch_size=2)
 
 
 @pytest.fixture
-def draw_at(engine, tmp_path):
+def draw_at(shared, tmp_path):
     """Draw a sheet into a folder of this name. Returns its progress and its pictures; the sheet is the last."""
 
     def drawn_sheet(name: str, options: UncheckedRequest, axes: Axes):
-        steps = list(draw_sheet(prepare_sheet(options, axes, engine, LIMITS), engine, tmp_path / name))
+        steps = list(draw_sheet(prepare_sheet(options, axes, shared, LIMITS), shared, tmp_path / name))
         return [at for at, _ in steps], [each for _, drawn in steps for each in drawn]
 
     return drawn_sheet
@@ -68,10 +68,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("options", "x", "y"), CASES)
-def test_a_sheet_has_the_pictures_of_draw_and_draws_itself_again(draw_at, engine, tmp_path, options, x, y):
+def test_a_sheet_has_the_pictures_of_draw_and_draws_itself_again(draw_at, shared, tmp_path, options, x, y):
     axes = Axes(x, y)
     _, (*drawn, sheet) = draw_at("sheet", options, axes)
-    alone = [draw_alone(options, settings, engine, tmp_path / str(i)) for i, settings in enumerate(axes.settings())]
+    alone = [draw_alone(options, settings, shared, tmp_path / str(i)) for i, settings in enumerate(axes.settings())]
     assert sorted(path.read_bytes() for path in alone) == sorted(each.path.read_bytes() for each in drawn)
     with Image.open(sheet.path) as image:
         assert all(has_inside(np.asarray(image), path) for path in alone)
@@ -85,10 +85,10 @@ def test_a_sheet_has_the_pictures_of_draw_and_draws_itself_again(draw_at, engine
     assert again.path.read_bytes() == sheet.path.read_bytes()
 
 
-def draw_alone(options: UncheckedRequest, settings: dict, engine, folder: Path) -> Path:
+def draw_alone(options: UncheckedRequest, settings: dict, shared, folder: Path) -> Path:
     """Return the picture that Draw makes of the options with other settings."""
     settings = settings | ({"eta": None} if settings.get("scheduler") == "euler" else {})
-    *_, (_, [picture]) = draw(prepare(replace(options, **settings), engine, LIMITS), engine, folder)
+    *_, (_, [picture]) = draw(prepare(replace(options, **settings), shared, LIMITS), shared, folder)
     return picture.path
 
 
@@ -129,18 +129,18 @@ def test_progress_counts_the_steps_of_all_pictures(draw_at, monkeypatch):
     assert len(at[0].run.cells) == 4
 
 
-def test_a_sheet_is_held_to_the_limits_of_a_request(engine, monkeypatch, draw_at):
+def test_a_sheet_is_held_to_the_limits_of_a_request(shared, monkeypatch, draw_at):
     options = UncheckedRequest(label="noto birds")
     with pytest.raises(InputError, match="a sheet of 4 x 2 = 8 pictures is too large; the limit is 6"):
-        prepare_sheet(options, Axes(Axis("seed", (1, 2, 3, 4)), Axis("steps", (1, 2))), engine, LIMITS)
+        prepare_sheet(options, Axes(Axis("seed", (1, 2, 3, 4)), Axis("steps", (1, 2))), shared, LIMITS)
     with pytest.raises(InputError, match="steps: 51 is not a whole number from 1 to 50"):
-        prepare_sheet(options, Axes(Axis("steps", (1, 51))), engine, LIMITS)
+        prepare_sheet(options, Axes(Axis("steps", (1, 51))), shared, LIMITS)
     draw_at("measured", options, Axes(Axis("steps", (3,))))
     axes = Axes(Axis("steps", (40, 41)), Axis("seed", (1, 2, 3)))
-    known = engine.budget._known_seconds(prepare(options, engine, LIMITS))
-    monkeypatch.setattr(engine.budget, "minutes", known * 200 / 60)  # each picture alone fits
+    known = shared.budget._known_seconds(prepare(options, shared, LIMITS))
+    monkeypatch.setattr(shared.budget, "minutes", known * 200 / 60)  # each picture alone fits
     with pytest.raises(InputError, match="this would take about"):
-        prepare_sheet(options, axes, engine, LIMITS)
+        prepare_sheet(options, axes, shared, LIMITS)
 
 
 def test_the_command_says_in_one_line_that_it_draws_no_sheets(draw_at, tmp_path, capsys):
@@ -166,6 +166,6 @@ def test_captions_without_gradios_font(monkeypatch):
     assert captioned("a") != captioned("é") == captioned("猫")
 
 
-def test_a_sheet_with_a_random_seed_has_one_for_all_pictures(engine):
-    sheet = prepare_sheet(UncheckedRequest(seed=-1), Axes(Axis("steps", (1, 2, 3))), engine, LIMITS)
+def test_a_sheet_with_a_random_seed_has_one_for_all_pictures(shared):
+    sheet = prepare_sheet(UncheckedRequest(seed=-1), Axes(Axis("steps", (1, 2, 3))), shared, LIMITS)
     assert len({cell.seed for run in sheet.runs for cell in run.cells}) == 1

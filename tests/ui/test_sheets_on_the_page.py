@@ -21,9 +21,9 @@ def outputs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(engine, serve, outputs):
+def server(shared, serve, outputs):
     """The address of a page that this module's tests share. Its pictures are in `outputs`."""
-    with serve(engine, Limits(), outputs=outputs) as address:
+    with serve(shared, Limits(), outputs=outputs) as address:
         yield address
 
 

@@ -11,7 +11,7 @@ from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.edges import HIGH, LOW
-from fastdiff.ui.parts.catalogue import Catalogue
+from fastdiff.hosting.catalogue import Catalogue
 from fastdiff.ui.parts.controls import Properties
 from fastdiff.ui.parts.picture_section import (
     MAX_SCALE,

@@ -9,13 +9,13 @@ import gradio as gr
 from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.hosting.catalogue import Catalogue
+from fastdiff.hosting.catalogue.offered import MAX_LORAS
 from fastdiff.kinds import MAX_SEED
 from fastdiff.requests.completion import random_seed
 from fastdiff.requests.defaults import CLIP_SKIP, PRECISION, SCHEDULER
 from fastdiff.requests.file_option import FileOption, weight_of
 from fastdiff.sampler_names import ETAS, SCHEDULERS
-from fastdiff.ui.option_files.offered import MAX_LORAS
-from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import RANDOM, Limits
 from fastdiff.ui.queueing.messages import PROBLEMS
 from fastdiff.ui.queueing.running import QUICK, Updates

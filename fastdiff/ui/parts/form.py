@@ -9,12 +9,12 @@ from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
+from fastdiff.hosting.catalogue import Catalogue
 from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.request import AXES
 from fastdiff.ui.inputs.axes import Axes
 from fastdiff.ui.inputs.uploaded import uploaded_path
 from fastdiff.ui.parts.axis_fields import AxisFields
-from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.control_fields import ControlSection
 from fastdiff.ui.parts.controls import (
     LoraControls,

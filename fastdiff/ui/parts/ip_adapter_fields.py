@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from fastdiff.checkpoints.model_card import ModelCard
-from fastdiff.ui.parts.catalogue import Catalogue
+from fastdiff.hosting.catalogue import Catalogue
 from fastdiff.ui.parts.controls import Properties
 from fastdiff.ui.parts.picture_section import (
     MAX_SCALE,

@@ -10,8 +10,8 @@ from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
-from fastdiff.ui.option_files.picture_readers import PictureReaders
-from fastdiff.ui.parts.catalogue import Catalogue
+from fastdiff.hosting.catalogue import Catalogue
+from fastdiff.hosting.catalogue.picture_readers import PictureReaders
 from fastdiff.ui.parts.controls import Controls, Properties
 from fastdiff.ui.queueing.messages import PROBLEMS
 from fastdiff.ui.queueing.running import QUICK, Updates

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Interval, Len
 
+from fastdiff.hosting.catalogue.offered import MAX_LORAS
 from fastdiff.kinds import MAX_SEED, Fraction, Label, Prompt, Seed
 from fastdiff.requests import defaults
 from fastdiff.requests.completion import random_seed
 from fastdiff.requests.request import Request
 from fastdiff.schema import Wanted, checked, option_kind, wanted, whole
-from fastdiff.ui.option_files.offered import MAX_LORAS
 
 Name = Annotated[str, Len(0, 200), Wanted("a name of up to 200 characters")]
 Loras = Annotated[

@@ -11,13 +11,13 @@ import gradio as gr
 from gradio.components import Component
 
 from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.hosting.catalogue import Catalogue
 from fastdiff.requests.request import MAX_PROMPT, Prompt
 from fastdiff.schema import checked
 from fastdiff.text.tokenizer import CLIPTokenizer
 from fastdiff.text.weighted.chunks import split_chunks
 from fastdiff.text.weighted.emphasis import check_prompt
 from fastdiff.text.weighted.schedule import parse_schedule
-from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.controls import Controls, Properties
 from fastdiff.ui.parts.examples import examples_of
 from fastdiff.ui.queueing.messages import PROBLEMS, problem

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 import gradio as gr
 
 from fastdiff.errors import InputError
+from fastdiff.hosting.catalogue.controlnets import ControlNets
+from fastdiff.hosting.catalogue.ip_adapters import IPAdapters
 from fastdiff.requests import foreign, png
 from fastdiff.requests.foreign import Foreign
 from fastdiff.requests.request import AXES, Request
 from fastdiff.ui.inputs.axes import Axes
-from fastdiff.ui.option_files.controlnets import ControlNets
-from fastdiff.ui.option_files.ip_adapters import IPAdapters
 from fastdiff.ui.parts.request import Limits
 
 T = TypeVar("T")

@@ -14,12 +14,13 @@ import gradio as gr
 from PIL import Image
 
 from fastdiff.errors import InputError
+from fastdiff.hosting.models import Models
 from fastdiff.requests import png
 from fastdiff.ui.api import add_api
-from fastdiff.ui.engine import Engine
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.parts.upload import read_record
 from fastdiff.ui.serving.store import Store
+from fastdiff.ui.shared import Shared
 from tests.fuzz.doors.outcomes import Options, Outcome, guarded
 from tests.fuzz.edits import PNG_NAME
 from tests.fuzz.named.image_prompts import ip_adapters
@@ -28,17 +29,17 @@ from tests.ui.history.unserved import upload
 
 
 @functools.cache
-def functions() -> tuple[Engine, Callable[..., Any], Callable[[], Any]]:
-    """Return the page's engine and the functions of its API."""
-    engine = Engine(device="cpu")
+def functions() -> tuple[Shared, Callable[..., Any], Callable[[], Any]]:
+    """Return what the page shares, and the functions of its API."""
+    shared = Shared(Models(device="cpu"))
 
     async def build() -> gr.Blocks:  # without an event loop Gradio creates some and never closes them
         with gr.Blocks() as page:
-            add_api(page, engine, Limits(pictures=4, steps=20, side=64, batch_size=4), Store(Path("unused")))
+            add_api(page, shared, Limits(pictures=4, steps=20, side=64, batch_size=4), Store(Path("unused")))
         return page
 
     generate, list_models = (inspect.unwrap(each.fn) for each in asyncio.run(build()).fns.values())
-    return engine, generate, list_models
+    return shared, generate, list_models
 
 
 def call(folder: Path, what: str, options: Options) -> Outcome:
@@ -56,8 +57,8 @@ async def _last(views: AsyncIterator[list[dict[str, Any]]]) -> list[dict[str, An
 
 @guarded
 def _api(folder: Path, options: dict[str, Any]) -> list[str]:
-    engine, generate, _ = functions()
-    engine.__init__(folder.parent, device="cpu")  # type: ignore[misc]  # resets it to this folder, with nothing loaded
+    shared, generate, _ = functions()
+    shared.__init__(Models(folder.parent, device="cpu"))  # type: ignore[misc]  # resets it to this folder, with nothing loaded
     given = {"model": f"./{folder.name}", "num_images": 1, "steps": 1}
     given |= {"prompt": PROMPT} if (folder / "tokenizer").is_dir() else {}
     try:
@@ -97,8 +98,8 @@ def _image_prompt(folder: Path, options: dict[str, Any]) -> list[str]:
 
 @guarded
 def _list(folder: Path, options: dict[str, Any]) -> list[str]:
-    engine, _, list_models = functions()
-    engine.__init__(folder.parent, device="cpu")  # type: ignore[misc]
+    shared, _, list_models = functions()
+    shared.__init__(Models(folder.parent, device="cpu"))  # type: ignore[misc]
     found = json.loads(json.dumps(list_models()))
     return [] if "emoji64" in [each["name"] for each in found] else ["one bad folder broke the list"]
 

@@ -148,12 +148,12 @@ def test_all_pictures_at_once(page, tmp_path):
     assert [png.read_settings(file)["seed"] for file in files] == [0, 1]
 
 
-def test_a_dropped_png_restores_its_settings(page, server, engine, tmp_path):
+def test_a_dropped_png_restores_its_settings(page, server, shared, tmp_path):
     from fastdiff.ui.drawing import draw, prepare
     from fastdiff.ui.parts.request import Limits, UncheckedRequest
 
     options = UncheckedRequest(label="noto birds", seed=77, steps=3, scheduler="ddpm", guidance_scale=1.5, width=72)
-    *_, (_, [drawn]) = draw(prepare(options, engine, Limits()), engine, tmp_path)
+    *_, (_, [drawn]) = draw(prepare(options, shared, Limits()), shared, tmp_path)
     drop(page, drawn.path.read_bytes(), "mine.png")
     wait_for_status(page, "Loaded the settings of mine.png")
     more_settings(page)

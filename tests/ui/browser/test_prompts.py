@@ -116,14 +116,14 @@ def test_prompts_are_compared(page):
     settings(page).get_by_text("the cat").wait_for()
 
 
-def test_a_png_of_a_prompt_that_is_dropped_on_another_tab_restores_it(page, engine, tmp_path):
+def test_a_png_of_a_prompt_that_is_dropped_on_another_tab_restores_it(page, shared, tmp_path):
     from fastdiff.ui.drawing import draw, prepare
     from fastdiff.ui.parts.request import Limits, UncheckedRequest
 
     options = UncheckedRequest(
         model="./text/sdxl", prompt="the cat", negative_prompt="ocean", clip_skip=1, seed=7, steps=2
     )
-    *_, (_, [drawn]) = draw(prepare(options, engine, Limits()), engine, tmp_path)
+    *_, (_, [drawn]) = draw(prepare(options, shared, Limits()), shared, tmp_path)
     open_tab(page, "Compare")
     drop(page, drawn.path.read_bytes(), "mine.png", onto=".side")
     wait_for_status(page, "Loaded the settings of mine.png")

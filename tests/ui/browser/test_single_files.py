@@ -5,8 +5,9 @@ import shutil
 import pytest
 
 from fastdiff.checkpoints.model_hash import file_hash
+from fastdiff.hosting.models import Models
 from fastdiff.requests import png
-from fastdiff.ui.engine import Engine
+from fastdiff.ui.shared import Shared
 from tests.ui.browser.actions import combobox, drop, expect, generate, pick, textbox, wait_for_status
 
 pytestmark = pytest.mark.slow
@@ -14,8 +15,8 @@ SMALL, XL = "./small.safetensors", "./deep/my XL ü.SFT"
 
 
 @pytest.fixture(scope="module")
-def engine(files_dir) -> Engine:
-    return Engine(files_dir, device="cpu")
+def shared(files_dir) -> Shared:
+    return Shared(Models(files_dir, device="cpu"))
 
 
 def expect_model(page, name: str) -> None:

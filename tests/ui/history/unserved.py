@@ -11,11 +11,12 @@ import orjson
 from gradio.block_function import BlockFunction
 from gradio.state_holder import SessionState
 
+from fastdiff.hosting.models import Models
 from fastdiff.ui.drawing import Drawn, Session
-from fastdiff.ui.engine import Engine
 from fastdiff.ui.page import build_page
 from fastdiff.ui.parts.request import Limits
 from fastdiff.ui.serving.store import Store
+from fastdiff.ui.shared import Shared
 
 
 class UnservedPage:
@@ -23,7 +24,7 @@ class UnservedPage:
 
     def __init__(self, outputs: Path, models_dir: Path | None = None) -> None:
         async def build() -> gr.Blocks:  # without an event loop Gradio creates some and never closes them
-            return build_page(Engine(models_dir, device="cpu"), Limits(), Store(outputs))
+            return build_page(Shared(Models(models_dir, device="cpu")), Limits(), Store(outputs))
 
         self._page = asyncio.run(build())
         self._events = {_name(event): event for event in self._page.fns.values() if event.fn}

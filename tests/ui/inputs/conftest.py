@@ -16,9 +16,9 @@ from PIL import Image
 
 from fastdiff import cli
 from fastdiff.ui.drawing import Drawn, draw, prepare
-from fastdiff.ui.engine import Engine
 from fastdiff.ui.parts.form import DrawForm
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.shared import Shared
 from tests.parity.image_prompts.adapters import ip_adapter, save_ip_adapter
 from tests.support.text_pipelines import tiny_controlnet, tiny_unet
 from tests.ui.history.unserved import UnservedPage, upload
@@ -100,11 +100,11 @@ def form(catalogue) -> DrawForm:
 
 
 @pytest.fixture
-def picture(engine, tmp_path) -> Callable[..., Drawn]:
+def picture(shared, tmp_path) -> Callable[..., Drawn]:
     """Return a function that draws one picture on the page."""
     count = iter(range(100))
 
-    def draw_one(own: Engine = engine, **asked) -> Drawn:
+    def draw_one(own: Shared = shared, **asked) -> Drawn:
         run = prepare(UncheckedRequest(**ASKED | asked), own, LIMITS)
         (drawn,) = [each for _, some in draw(run, own, tmp_path / f"page{next(count)}") for each in some]
         return drawn

@@ -12,13 +12,13 @@ from PIL import Image
 from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.edges import canny_picture
 from fastdiff.errors import InputError
+from fastdiff.hosting.catalogue import Catalogue, controlnets
+from fastdiff.hosting.models import Models
 from fastdiff.requests import png
 from fastdiff.ui.drawing import Drawn, draw, prepare, write_grid
-from fastdiff.ui.engine import Engine
 from fastdiff.ui.inputs.axes import Axes, Axis
-from fastdiff.ui.option_files import controlnets
-from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import UncheckedRequest
+from fastdiff.ui.shared import Shared
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 from fastdiff.ui.starting import larger
 from tests.ui.history.unserved import upload
@@ -37,13 +37,13 @@ def models_dir(controlled_dir) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(models_dir) -> Engine:
-    return Engine(models_dir, device="cpu")
+def shared(models_dir) -> Shared:
+    return Shared(Models(models_dir, device="cpu"))
 
 
 @pytest.fixture(scope="module")
-def catalogue(engine) -> Catalogue:
-    return engine.catalogue
+def catalogue(shared) -> Catalogue:
+    return shared.catalogue
 
 
 def opened(data: bytes) -> Image.Image:
@@ -116,11 +116,11 @@ def test_edges_have_the_size_of_the_run(picture, upload_folder):
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1", "I;16"])
-def test_pictures_of_any_mode_have_edges(engine, upload_folder, mode, recwarn):
+def test_pictures_of_any_mode_have_edges(shared, upload_folder, mode, recwarn):
     buffer = io.BytesIO()
     opened(png_file()).convert("L" if mode == "I;16" else mode).convert(mode).save(buffer, "tiff")
     asked = UncheckedRequest(**ASKED, **CANNY, control_image=upload(buffer.getvalue(), "a.tiff"))
-    assert prepare(asked, engine, LIMITS).cells[0].control.pictures[0].size == (48, 64)
+    assert prepare(asked, shared, LIMITS).cells[0].control.pictures[0].size == (48, 64)
     assert not recwarn
 
 
@@ -144,18 +144,18 @@ def test_pictures_of_any_mode_have_edges(engine, upload_folder, mode, recwarn):
         ({"control": NET, "control_preprocessor": "depth"}, "'depth' is not one of none, canny"),
     ],
 )
-def test_what_cannot_be_drawn_is_one_line(engine, upload_folder, asked, message):
+def test_what_cannot_be_drawn_is_one_line(shared, upload_folder, asked, message):
     data = asked.get("control_image", png_file())
     given = upload(data, "a.png") if isinstance(data, bytes) else data
     given = None if message.startswith("control_image: the") else given
     with pytest.raises(InputError, match=message.replace("(", r"\(")) as refusal:
-        prepare(UncheckedRequest(**ASKED | asked | {"control_image": given}), engine, LIMITS)
+        prepare(UncheckedRequest(**ASKED | asked | {"control_image": given}), shared, LIMITS)
     assert "\n" not in str(refusal.value) and str(upload_folder) not in str(refusal.value)
 
 
 def test_damaged_weights_are_one_line_and_the_next_picture_is_the_same(models_dir, tmp_path, upload_folder):
     shutil.copytree(models_dir, tmp_path / "models")
-    own, asked = Engine(tmp_path / "models", device="cpu"), UncheckedRequest(**ASKED)
+    own, asked = Shared(Models(tmp_path / "models", device="cpu")), UncheckedRequest(**ASKED)
     (first,) = [each for _, some in draw(prepare(asked, own, LIMITS), own, tmp_path / "a") for each in some]
     controlled = UncheckedRequest(**ASKED, control=NET, control_image=upload(png_file(), "apple.png"))
     weights = tmp_path / "models" / "nets" / "edges" / "diffusion_pytorch_model.safetensors"
@@ -167,17 +167,17 @@ def test_damaged_weights_are_one_line_and_the_next_picture_is_the_same(models_di
     assert first.path.read_bytes() == second.path.read_bytes()
 
 
-def test_grids_and_sheets_hold_the_control_picture(engine, apple, tmp_path):
+def test_grids_and_sheets_hold_the_control_picture(shared, apple, tmp_path):
     asked = UncheckedRequest(**ASKED | {"num_images": 2}, **CANNY, control_image=apple)
-    run = prepare(asked, engine, LIMITS)
-    drawn = [each for _, some in draw(run, engine, tmp_path / "run") for each in some]
+    run = prepare(asked, shared, LIMITS)
+    drawn = [each for _, some in draw(run, shared, tmp_path / "run") for each in some]
     edges = png.read_input(drawn[0].path, "control-image")
     for picture in run.cells[0].control.pictures:
         Path(picture.name).unlink()
     grid = write_grid(run, drawn)
     assert png.read_input(grid, "control-image") == edges and png.read_settings(grid)["control"] == [NET]
-    sheet = prepare_sheet(UncheckedRequest(**ASKED, **CANNY, control_image=apple), _AXES, engine, LIMITS)
-    cells = [each for _, some in draw_sheet(sheet, engine, tmp_path / "sheet") for each in some]
+    sheet = prepare_sheet(UncheckedRequest(**ASKED, **CANNY, control_image=apple), _AXES, shared, LIMITS)
+    cells = [each for _, some in draw_sheet(sheet, shared, tmp_path / "sheet") for each in some]
     assert png.read_input(cells[-1].path, "control-image") == edges
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from fastdiff.hosting.models import Models
 from fastdiff.requests import png
-from fastdiff.ui.engine import Engine
+from fastdiff.ui.shared import Shared
 from tests.ui.browser.actions import (
     DESKTOP,
     PHONE,
@@ -35,8 +36,8 @@ def models_dir(controlled_dir) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(models_dir) -> Engine:
-    return Engine(models_dir, device="cpu")
+def shared(models_dir) -> Shared:
+    return Shared(Models(models_dir, device="cpu"))
 
 
 @pytest.fixture

@@ -53,14 +53,14 @@ def test_the_command_repeats_a_png_of_the_page(picture, command, apple):
     assert again.read_bytes() == drawn.path.read_bytes()
 
 
-def test_grids_and_sheets_hold_the_start_picture(engine, apple, tmp_path):
+def test_grids_and_sheets_hold_the_start_picture(shared, apple, tmp_path):
     asked = UncheckedRequest(**ASKED | {"num_images": 2}, init_image=apple, strength=0.4)
-    run = prepare(asked, engine, LIMITS)
-    drawn = [each for _, some in draw(run, engine, tmp_path / "run") for each in some]
+    run = prepare(asked, shared, LIMITS)
+    drawn = [each for _, some in draw(run, shared, tmp_path / "run") for each in some]
     Path(apple["path"]).unlink()
     grid = write_grid(run, drawn)
     assert png.read_input(grid, "init-image") == png_file()
     assert png.read_settings(grid)["init_image"] == "apple.png"
-    sheet = prepare_sheet(UncheckedRequest(**ASKED, init_image=upload(png_file(), "apple.png")), AXES, engine, LIMITS)
-    cells = [each for _, some in draw_sheet(sheet, engine, tmp_path / "sheet") for each in some]
+    sheet = prepare_sheet(UncheckedRequest(**ASKED, init_image=upload(png_file(), "apple.png")), AXES, shared, LIMITS)
+    cells = [each for _, some in draw_sheet(sheet, shared, tmp_path / "sheet") for each in some]
     assert png.read_input(cells[-1].path, "init-image") == png_file()

@@ -23,27 +23,27 @@ def test_an_enlarged_picture_is_the_commands_byte_for_byte(picture, command):
     assert (mine.record["width"], mine.record["height"]) == (96, 72)
 
 
-def test_the_button_draws_the_same_request_larger(engine, picture, apple):
+def test_the_button_draws_the_same_request_larger(shared, picture, apple):
     drawn = picture(init_image=apple, strength=0.6)
-    asked = larger(drawn, engine.catalogue, LIMITS)
+    asked = larger(drawn, shared.catalogue, LIMITS)
     assert (asked.upscale, asked.width, asked.height, asked.num_images) == (1.5, 64, 48, 1)
     assert (asked.seed, asked.steps, asked.prompt, asked.strength) == (5, 5, "a cat", 0.6)
     assert Path(asked.init_image).name == "apple.png"
-    assert prepare(asked, engine, LIMITS).size == (96, 72)
+    assert prepare(asked, shared, LIMITS).size == (96, 72)
 
 
 @pytest.mark.parametrize("own", [{"upscale": 1.5}, {"mask": True}])
-def test_a_picture_that_cannot_be_enlarged_so_becomes_a_start_picture(engine, picture, apple, own):
+def test_a_picture_that_cannot_be_enlarged_so_becomes_a_start_picture(shared, picture, apple, own):
     own = {"mask": upload(mask_file(), "mouth.png"), "init_image": apple} if "mask" in own else own
     drawn = picture(**own)
-    asked = larger(drawn, engine.catalogue, LIMITS)
+    asked = larger(drawn, shared.catalogue, LIMITS)
     assert asked.upscale is asked.mask is None and asked.strength == 0.5
     assert png.read_settings(asked.init_image)["seed"] == drawn.record["seed"]
     width, height = drawn.record["width"] * 3 // 2, drawn.record["height"] * 3 // 2
     assert (asked.width, asked.height) == (width, height)
 
 
-def test_what_cannot_be_enlarged(engine, picture, apple):
+def test_what_cannot_be_enlarged(shared, picture, apple):
     drawn = picture(init_image=apple, strength=0.6)
     lone = drawn.path.with_name("lone.png")
     lone.write_bytes(png.without_inputs(drawn.path))
@@ -52,13 +52,13 @@ def test_what_cannot_be_enlarged(engine, picture, apple):
         (Drawn(lone, drawn.record), r"upscale: not restored: the start picture apple\.png"),
     ):
         with pytest.raises(InputError, match=message):
-            larger(each, engine.catalogue, LIMITS)
+            larger(each, shared.catalogue, LIMITS)
 
 
-def test_a_picture_beyond_the_limit_is_refused(engine):
+def test_a_picture_beyond_the_limit_is_refused(shared):
     asked = UncheckedRequest(**ASKED, upscale=3)
     with pytest.raises(InputError, match="upscale: the picture would be 192 x 144, and a side may have 150 pixels"):
-        prepare(asked, engine, Limits(enlarged=150))
+        prepare(asked, shared, Limits(enlarged=150))
 
 
 def test_the_button_adds_a_run(unserved_page, models_dir, picture):

@@ -10,16 +10,16 @@ from safetensors.torch import load_file, save_file
 from fastdiff.checkpoints import hub
 from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.errors import InputError, NonFiniteError
+from fastdiff.hosting.catalogue import Catalogue, ip_adapters
+from fastdiff.hosting.models import Models
 from fastdiff.models.clip_vision import CLIPVisionModelWithProjection
 from fastdiff.pipelines.image_prompts import ImagePrompting
 from fastdiff.requests import png
 from fastdiff.requests.request import Request
 from fastdiff.ui.drawing import Drawn, draw, prepare, write_grid
-from fastdiff.ui.engine import Engine
 from fastdiff.ui.inputs.axes import Axes, Axis
-from fastdiff.ui.option_files import ip_adapters
-from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import UncheckedRequest
+from fastdiff.ui.shared import Shared
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 from fastdiff.ui.starting import larger
 from tests.ui.history.unserved import upload
@@ -38,13 +38,13 @@ def models_dir(prompted_dir) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(models_dir) -> Engine:
-    return Engine(models_dir, device="cpu")
+def shared(models_dir) -> Shared:
+    return Shared(Models(models_dir, device="cpu"))
 
 
 @pytest.fixture(scope="module")
-def catalogue(engine) -> Catalogue:
-    return engine.catalogue
+def catalogue(shared) -> Catalogue:
+    return shared.catalogue
 
 
 @pytest.fixture
@@ -89,6 +89,14 @@ def test_the_file_is_the_commands_byte_for_byte(picture, command, style):
     assert mine.record | own == mine.record
     assert png.read_input(mine.path, "ip-adapter-image") == files["style.png"]
     assert picture().path.read_bytes() == plain, "the next run has none"
+
+
+def test_a_run_finds_its_model_once(picture, style, monkeypatch):
+    """In between, runs of other models may put the model out of memory."""
+    found, load = [], Models._load
+    monkeypatch.setattr(Models, "_load", lambda *args: found.append(args) or load(*args))
+    picture(ip_adapter=PLAIN, ip_adapter_image=style)
+    assert len(found) == 1
 
 
 def test_beside_a_controlnet_and_a_start_picture_it_is_the_commands(picture, command, style, apple):
@@ -137,7 +145,7 @@ def test_headers_are_read_once(models_dir, monkeypatch):
 
 @pytest.mark.slow
 def test_files_that_are_loaded_are_not_read_again(picture, style, models_dir, monkeypatch):
-    own, loaded = Engine(models_dir, device="cpu"), []
+    own, loaded = Shared(Models(models_dir, device="cpu")), []
     encoder, adapter = CLIPVisionModelWithProjection.from_pretrained, ImagePrompting.load_ip_adapter
 
     def load_encoder(*given, **where):
@@ -185,13 +193,13 @@ def test_files_that_are_loaded_are_not_read_again(picture, style, models_dir, mo
         ({"ip_adapter": PLAIN, "ip_adapter_scale": float("inf")}, "ip_adapter_scale: inf is not a number from -100"),
     ],
 )
-def test_what_cannot_be_drawn_is_one_line(engine, upload_folder, asked, message):
+def test_what_cannot_be_drawn_is_one_line(shared, upload_folder, asked, message):
     data = asked.get("ip_adapter_image")
     given = upload(data or png_file(), "a.png") if isinstance(data, bytes) else data
     with pytest.raises(InputError, match=message.replace("(", r"\(")) as refusal:
-        prepare(UncheckedRequest(**ASKED | asked | {"ip_adapter_image": given}), engine, LIMITS)
+        prepare(UncheckedRequest(**ASKED | asked | {"ip_adapter_image": given}), shared, LIMITS)
     told = str(refusal.value)
-    assert "\n" not in told and str(upload_folder) not in told and str(engine.catalogue.folder) not in told
+    assert "\n" not in told and str(upload_folder) not in told and str(shared.catalogue.folder) not in told
     assert "--" not in told and "image-encoder" not in told
 
 
@@ -230,7 +238,7 @@ SLOW = (
     ],
 )
 def test_a_damaged_file_is_one_line_and_the_next_picture_is_the_same(copied, picture, style, file, damage, message):
-    own = Engine(copied, device="cpu")
+    own = Shared(Models(copied, device="cpu"))
     first, asked = picture(own=own, steps=1).path.read_bytes(), {"ip_adapter": PLAIN, "ip_adapter_image": style}
     prompted = prepare(UncheckedRequest(**ASKED, **asked), own, LIMITS)
     damage(copied / "ip" / file)
@@ -243,12 +251,12 @@ def test_a_damaged_file_is_one_line_and_the_next_picture_is_the_same(copied, pic
 
 
 @pytest.mark.slow
-def test_grids_and_sheets_hold_the_image_prompt(engine, style, tmp_path):
+def test_grids_and_sheets_hold_the_image_prompt(shared, style, tmp_path):
     data, own = Path(style["path"]).read_bytes(), {"ip_adapter": PLAIN, "ip_adapter_image": style}
-    run = prepare(UncheckedRequest(**ASKED | {"num_images": 2}, **own), engine, LIMITS)
-    drawn = [each for _, some in draw(run, engine, tmp_path / "run") for each in some]
-    sheet = prepare_sheet(UncheckedRequest(**ASKED, **own), Axes(Axis("seed", (1, 2)), None), engine, LIMITS)
-    cells = [each for _, some in draw_sheet(sheet, engine, tmp_path / "sheet") for each in some]
+    run = prepare(UncheckedRequest(**ASKED | {"num_images": 2}, **own), shared, LIMITS)
+    drawn = [each for _, some in draw(run, shared, tmp_path / "run") for each in some]
+    sheet = prepare_sheet(UncheckedRequest(**ASKED, **own), Axes(Axis("seed", (1, 2)), None), shared, LIMITS)
+    cells = [each for _, some in draw_sheet(sheet, shared, tmp_path / "sheet") for each in some]
     assert png.read_input(cells[-1].path, "ip-adapter-image") == data
     Path(style["path"]).unlink()
     grid = write_grid(run, drawn)
@@ -356,7 +364,7 @@ def test_compare_says_what_only_draw_has(page, picture, style):
 def test_one_of_the_hub(models_dir, picture, style, tmp_path, monkeypatch):
     cached = shutil.copytree(models_dir / "ip", tmp_path / "cached" / "models").parent
     monkeypatch.setattr(hub, "_snapshot", lambda repo_id, patterns, **options: cached)
-    own, name = Engine(models_dir, allow_hub=True, device="cpu"), "org/IP:models/plain.safetensors"
+    own, name = Shared(Models(models_dir, allow_hub=True, device="cpu")), "org/IP:models/plain.safetensors"
     mine = picture(own=own, ip_adapter=name, ip_adapter_image=style)
     assert mine.record["ip_adapter"] == [name] and "image_encoder" not in mine.record
     here = picture(own=own, ip_adapter=PLAIN, ip_adapter_image=style)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fastdiff.hosting.models import Models
 from fastdiff.requests import png
-from fastdiff.ui.engine import Engine
+from fastdiff.ui.shared import Shared
 from tests.ui.browser.actions import (
     DESKTOP,
     PHONE,
@@ -37,8 +38,8 @@ HAS_NO_SIDE_SCROLL = "document.documentElement.scrollWidth <= innerWidth"
 
 
 @pytest.fixture(scope="module")
-def engine(models_dir) -> Engine:
-    return Engine(models_dir, device="cpu")
+def shared(models_dir) -> Shared:
+    return Shared(Models(models_dir, device="cpu"))
 
 
 @pytest.fixture

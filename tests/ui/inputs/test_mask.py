@@ -104,11 +104,11 @@ def test_inpainting_is_the_commands_byte_for_byte(picture, command, apple):
     assert other.path.read_bytes() != mine.path.read_bytes()
 
 
-def test_a_grid_holds_the_mask_after_the_uploads_are_gone(engine, apple, tmp_path):
+def test_a_grid_holds_the_mask_after_the_uploads_are_gone(shared, apple, tmp_path):
     mask = upload(mask_file(), "mouth.png")
     asked = UncheckedRequest(**ASKED | {"num_images": 2}, init_image=apple, mask=mask)
-    run = prepare(asked, engine, LIMITS)
-    drawn = [each for _, some in draw(run, engine, tmp_path / "run") for each in some]
+    run = prepare(asked, shared, LIMITS)
+    drawn = [each for _, some in draw(run, shared, tmp_path / "run") for each in some]
     for each in (apple, mask):
         Path(each["path"]).unlink()
     grid = write_grid(run, drawn)

@@ -34,25 +34,25 @@ def saved(size: tuple[int, int] = (16, 16), kind: str = "png", **options) -> byt
         pytest.param(saved((1, 1), mode="CMYK", kind="tiff"), None, id="1 pixel of CMYK"),
     ],
 )
-def test_a_hostile_picture_ends_in_one_line_or_a_picture(engine, upload_folder, data, message):
+def test_a_hostile_picture_ends_in_one_line_or_a_picture(shared, upload_folder, data, message):
     asked = UncheckedRequest(**ASKED, init_image=upload(data, "a.png"))
     if message is None:
-        assert prepare(asked, engine, LIMITS).cells[0].start.strength == 0.8
+        assert prepare(asked, shared, LIMITS).cells[0].start.strength == 0.8
         return
     with pytest.raises(InputError, match=message) as refusal:
-        prepare(asked, engine, LIMITS)
+        prepare(asked, shared, LIMITS)
     assert "\n" not in str(refusal.value) and str(upload_folder) not in str(refusal.value)
 
 
-def test_a_large_picture_does_not_make_a_large_one(engine, upload_folder):
+def test_a_large_picture_does_not_make_a_large_one(shared, upload_folder):
     sizes = {name: None for name in ("width", "height")}
     asked = UncheckedRequest(**ASKED | sizes, init_image=upload(saved((2000, 500)), "a.png"))
-    assert prepare(asked, engine, LIMITS).size == (32, 8)
+    assert prepare(asked, shared, LIMITS).size == (32, 8)
     asked = UncheckedRequest(**ASKED | {"width": None}, init_image=upload(saved((70, 20)), "a.png"))
-    assert prepare(asked, engine, LIMITS).size == (70, 48)
+    assert prepare(asked, shared, LIMITS).size == (70, 48)
 
 
-def test_a_path_opens_uploads_alone(engine, upload_folder, tmp_path):
+def test_a_path_opens_uploads_alone(shared, upload_folder, tmp_path):
     """Not the drawn pictures of any user, which the server could read."""
     theirs = tmp_path / "outputs" / "2026-01-01" / "a.png"
     theirs.parent.mkdir(parents=True)
@@ -62,7 +62,7 @@ def test_a_path_opens_uploads_alone(engine, upload_folder, tmp_path):
     for path in (str(theirs), str(upload_folder / "0123" / "link.png"), "/etc/passwd", "x" * 5000, "\0", "", 7, ["x"]):
         for payload in (path, {"path": path, "meta": {"_type": "gradio.FileData"}}):
             with pytest.raises(InputError, match=r"^init_image: "):
-                prepare(UncheckedRequest(**ASKED, init_image=payload), engine, LIMITS)
+                prepare(UncheckedRequest(**ASKED, init_image=payload), shared, LIMITS)
 
 
 @pytest.mark.parametrize("name", ["../../evil.png", "..", "", "/", "a\0b", "x" * 999])

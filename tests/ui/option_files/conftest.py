@@ -1,4 +1,4 @@
-"""An engine that offers LoRAs and embeddings for tiny models."""
+"""A page that offers LoRAs and embeddings for tiny models."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fastdiff.ui.engine import Engine
-from fastdiff.ui.option_files.offered import OptionFiles
+from fastdiff.hosting.catalogue.offered import OptionFiles
+from fastdiff.hosting.models import Models
+from fastdiff.ui.shared import Shared
 from tests.adapters.formats import in_diffusers, in_kohya, random_loras, save
 from tests.checkpoints.single_files import headers
 from tests.support.text_pipelines import text_pipeline
@@ -36,6 +37,6 @@ def folders(tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def equipped(models_dir, folders) -> Iterator[Engine]:
-    """An engine that offers the files of `folders`."""
-    yield Engine(models_dir, device="cpu", files=OptionFiles(*folders))
+def equipped(models_dir, folders) -> Iterator[Shared]:
+    """A page that offers the files of `folders`."""
+    yield Shared(Models(models_dir, device="cpu", files=OptionFiles(*folders)))

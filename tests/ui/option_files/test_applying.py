@@ -8,14 +8,16 @@ from safetensors.torch import load_file, save_file
 
 from fastdiff import cli
 from fastdiff.errors import InputError, NonFiniteWeightsError
+from fastdiff.hosting.applying import KEPT, _loaded
+from fastdiff.hosting.catalogue.offered import OptionFiles
+from fastdiff.hosting.models import Models
 from fastdiff.pipelines import Pipeline
 from fastdiff.pipelines.adapting import Adapting
 from fastdiff.requests import png
 from fastdiff.ui.drawing import draw, prepare, with_files_here
-from fastdiff.ui.engine import KEPT, Engine, _loaded
 from fastdiff.ui.inputs.axes import Axes, Axis
-from fastdiff.ui.option_files.offered import OptionFiles
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.shared import Shared
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,12 +31,12 @@ def picture(equipped, tmp_path):
     """Return a function that draws one picture and returns its file."""
     count = iter(range(100))
 
-    def draw_one(engine=equipped, **asked):
+    def draw_one(shared=equipped, **asked):
         options = {"model": "./text/sd1", "prompt": "a cat", "seed": 5, "steps": 1} | asked
         folder = tmp_path / f"{next(count)}"
         (drawn,) = [
             each
-            for _, some in draw(prepare(UncheckedRequest(**options), engine, LIMITS), engine, folder)
+            for _, some in draw(prepare(UncheckedRequest(**options), shared, LIMITS), shared, folder)
             for each in some
         ]
         return drawn.path
@@ -86,15 +88,15 @@ def test_in_8_bits_it_is_the_commands_too(picture, models_dir, folders, tmp_path
 def test_a_model_in_8_bits_whose_files_have_changed(picture, models_dir, folders, tmp_path):
     """A LoRA needs the weights again that were rounded."""
     shutil.copytree(models_dir / "text", tmp_path / "models" / "text")
-    engine = Engine(tmp_path / "models", device="cpu", files=OptionFiles(*folders))
-    plain = Image.open(picture(engine, precision="int8")).tobytes()
+    shared = Shared(Models(tmp_path / "models", device="cpu", files=OptionFiles(*folders)))
+    plain = Image.open(picture(shared, precision="int8")).tobytes()
     weights = next((tmp_path / "models").glob("text/sd1/unet/*.safetensors"))
     state = load_file(weights)
     weights.unlink()  # the folder of `models_dir` may have the same file
     save_file({name: 0.5 * each for name, each in state.items()}, weights)
     with pytest.raises(InputError, match="is not the weight that was loaded"):
-        picture(engine, lora=BOTH, precision="int8")
-    assert Image.open(picture(engine, precision="int8")).tobytes() == plain
+        picture(shared, lora=BOTH, precision="int8")
+    assert Image.open(picture(shared, precision="int8")).tobytes() == plain
 
 
 def test_a_weight_or_another_lora_loads_no_model_and_reads_no_file_again(picture, equipped, monkeypatch):
@@ -115,10 +117,10 @@ def test_loras_that_no_run_uses_leave_the_memory(picture, folders, models_dir, t
     mine.mkdir()
     for i in range(KEPT + 3):
         shutil.copy(folders[0] / "style.safetensors", mine / f"{i}.safetensors")
-    engine = Engine(models_dir, device="cpu", files=OptionFiles(mine))
+    shared = Shared(Models(models_dir, device="cpu", files=OptionFiles(mine)))
     for i in range(KEPT + 3):
-        picture(engine, lora=[f"{i}.safetensors"])
-    pipe = engine.pipeline(engine.catalogue.card("./text/sd1"), None)
+        picture(shared, lora=[f"{i}.safetensors"])
+    pipe = shared.models.pipeline(shared.catalogue.card("./text/sd1"), None)
     assert len(_loaded(pipe)) == KEPT + 1
     assert _loaded(pipe)[-1] == f"{KEPT + 2}"
 
@@ -127,11 +129,11 @@ def test_a_file_that_changed_is_read_again(picture, folders, models_dir, tmp_pat
     mine = tmp_path / "mine"
     mine.mkdir()
     shutil.copy(folders[0] / "style.safetensors", mine / "a.safetensors")
-    engine = Engine(models_dir, device="cpu", files=OptionFiles(mine))
-    first = picture(engine, lora=["a.safetensors"]).read_bytes()
+    shared = Shared(Models(models_dir, device="cpu", files=OptionFiles(mine)))
+    first = picture(shared, lora=["a.safetensors"]).read_bytes()
     shutil.copy(folders[0] / "deep" / "detail.safetensors", mine / "b")
     (mine / "b").replace(mine / "a.safetensors")
-    assert picture(engine, lora=["a.safetensors"]).read_bytes() != first
+    assert picture(shared, lora=["a.safetensors"]).read_bytes() != first
 
 
 def test_a_bad_file_is_named_and_the_model_draws_the_same_bits_afterwards(picture, folders):
@@ -147,11 +149,11 @@ def test_a_file_that_is_gone(picture, folders, models_dir, tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     shutil.copy(folders[0] / "style.safetensors", mine)
-    engine = Engine(models_dir, device="cpu", files=OptionFiles(mine))
-    run = prepare(UncheckedRequest(model="./text/sd1", prompt="a", steps=1, lora=["style.safetensors"]), engine, LIMITS)
+    shared = Shared(Models(models_dir, device="cpu", files=OptionFiles(mine)))
+    run = prepare(UncheckedRequest(model="./text/sd1", prompt="a", steps=1, lora=["style.safetensors"]), shared, LIMITS)
     (mine / "style.safetensors").unlink()
     with pytest.raises(InputError, match=r"style\.safetensors is gone; reload the page"):
-        list(draw(run, engine, tmp_path / "out"))
+        list(draw(run, shared, tmp_path / "out"))
 
 
 def test_runs_that_take_turns_do_not_share_loras_or_embeddings(equipped, picture, tmp_path):
@@ -204,9 +206,9 @@ def test_two_loras_of_one_name(picture, folders, models_dir, tmp_path):
     for name in ("a", "b"):
         (tmp_path / "mine" / name).mkdir(parents=True)
         shutil.copy(folders[0] / "style.safetensors", tmp_path / "mine" / name)
-    engine = Engine(models_dir, device="cpu", files=OptionFiles(tmp_path / "mine"))
+    shared = Shared(Models(models_dir, device="cpu", files=OptionFiles(tmp_path / "mine")))
     weighted = {"prompt": "a <lora:style:1>", "prompt_syntax": "weighted"}
     with pytest.raises(InputError, match=r"a/style\.safetensors and b/style\.safetensors have this name; choose one"):
-        picture(engine, **weighted)
-    drawn = picture(engine, lora=["b/style.safetensors:0.5"], **weighted)
+        picture(shared, **weighted)
+    drawn = picture(shared, lora=["b/style.safetensors:0.5"], **weighted)
     assert png.read_settings(drawn)["lora"] == ["b/style.safetensors:0.5"]

@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fastdiff.hosting.catalogue.offered import OptionFiles
+from fastdiff.hosting.models import Models
 from fastdiff.requests import png
-from fastdiff.ui.engine import Engine
-from fastdiff.ui.option_files.offered import OptionFiles
+from fastdiff.ui.shared import Shared
 from tests.adapters.formats import in_diffusers, random_loras, save
 from tests.support.text_pipelines import text_pipeline
 from tests.ui.browser.actions import (
@@ -46,8 +47,8 @@ def lora_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def engine(models_dir, lora_dir) -> Engine:
-    return Engine(models_dir, device="cpu", files=OptionFiles(lora_dir, lora_dir))
+def shared(models_dir, lora_dir) -> Shared:
+    return Shared(Models(models_dir, device="cpu", files=OptionFiles(lora_dir, lora_dir)))
 
 
 def choose(page, *names: str) -> None:

@@ -7,11 +7,11 @@ import torch
 
 from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.errors import InputError
+from fastdiff.hosting.catalogue.offered import MAX_LORAS, OptionFiles
 from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import find_model
 from fastdiff.ui.drawing import prepare
-from fastdiff.ui.option_files.offered import MAX_LORAS, OptionFiles
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.parts.subject import count_tokens
 from tests.adapters.formats import save
@@ -39,9 +39,9 @@ def test_loras_of_z_image_fit_z_image_alone(equipped, folders, tmp_path):
     assert "ink.safetensors" not in files.loras(equipped.catalogue.card("./text/sd1"))
 
 
-def test_a_new_file_is_on_offer_and_headers_are_read_once(folders, engine, tmp_path, monkeypatch):
+def test_a_new_file_is_on_offer_and_headers_are_read_once(folders, shared, tmp_path, monkeypatch):
     shutil.copy(folders[0] / "style.safetensors", tmp_path)
-    files, card = OptionFiles(tmp_path), engine.catalogue.card("./text/sd1")
+    files, card = OptionFiles(tmp_path), shared.catalogue.card("./text/sd1")
     assert [*files.loras(card)] == ["style.safetensors"]
     shutil.copy(folders[0] / "style.safetensors", tmp_path / "again.SFT")
     assert [*files.loras(card)] == ["again.SFT", "style.safetensors"]
@@ -94,8 +94,8 @@ def test_the_embeddings_of_a_run_are_those_in_its_texts(equipped, folders):
     assert used("cat " * 80 + "blurb") == [], "the model does not read so far"
 
 
-def test_the_token_counter_knows_the_embeddings(equipped, engine):
-    counts = [count_tokens(each.catalogue, [each.catalogue.card("./text/sd1")], "blurb") for each in (equipped, engine)]
+def test_the_token_counter_knows_the_embeddings(equipped, shared):
+    counts = [count_tokens(each.catalogue, [each.catalogue.card("./text/sd1")], "blurb") for each in (equipped, shared)]
     assert "2 of 22 tokens" in counts[0] and counts[0] != counts[1]
 
 

@@ -14,11 +14,12 @@ from fastdiff import cli
 from fastdiff.checkpoints import hub, model_hash
 from fastdiff.checkpoints.model_hash import file_hash
 from fastdiff.errors import InputError
+from fastdiff.hosting.catalogue import Catalogue
+from fastdiff.hosting.models import Models
 from fastdiff.requests import png
 from fastdiff.ui.drawing import draw, prepare, with_model_here
-from fastdiff.ui.engine import Engine
-from fastdiff.ui.parts.catalogue import Catalogue
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.shared import Shared
 from tests.checkpoints.single_files import ldm
 from tests.requests.foreign_pictures import png_picture
 from tests.ui.history.unserved import UnservedPage, upload
@@ -28,8 +29,8 @@ UPLOAD = "Drop a picture anywhere to load its settings"
 
 
 @pytest.fixture(scope="module")
-def engine(files_dir) -> Engine:
-    return Engine(files_dir, device="cpu")
+def shared(files_dir) -> Shared:
+    return Shared(Models(files_dir, device="cpu"))
 
 
 def names_of(catalogue: Catalogue) -> list[str]:
@@ -37,8 +38,8 @@ def names_of(catalogue: Catalogue) -> list[str]:
     return [name for name in catalogue.names() if name not in hub.bundled_models()]
 
 
-def test_files_are_listed_wherever_they_are(engine):
-    assert names_of(engine.catalogue) == [XL, SMALL]
+def test_files_are_listed_wherever_they_are(shared):
+    assert names_of(shared.catalogue) == [XL, SMALL]
 
 
 NAMES = ("plain.safetensors", "UPPER.SAFETENSORS", "Short.Sft", "two  spaces.sft", "ünï 图 🐱.safetensors")
@@ -54,8 +55,8 @@ def test_the_command_the_list_and_the_page_take_the_same_names(files_dir, tmp_pa
         os.link(target / "one.sft", mine / name)
     (mine / "link.safetensors").symlink_to(target / "one.sft")
     (mine / "linked").symlink_to(target)
-    engine = Engine(mine, device="cpu")
-    assert set(names_of(engine.catalogue)) == {f"./{name}" for name in NAMES}
+    shared = Shared(Models(mine, device="cpu"))
+    assert set(names_of(shared.catalogue)) == {f"./{name}" for name in NAMES}
     monkeypatch.chdir(mine)
     assert cli.main(["models", "--models-dir", "."]) == 0
     listed = re.findall(r"^(.+?) +file +checkpoint of Stable Diffusion 1$", capsys.readouterr().out, re.MULTILINE)
@@ -67,7 +68,7 @@ def test_the_command_the_list_and_the_page_take_the_same_names(files_dir, tmp_pa
         flags = ["--prompt", "the cat", "-s", "5", "--steps", "1", "--num-images", "1", "--device", "cpu", "-o", out]
         assert cli.main(["sample", "-m", f"./{name}", *flags]) == 0
         asked = UncheckedRequest(model=f"./{name}", prompt="the cat", seed=5, steps=1)
-        *_, (_, [picture]) = draw(prepare(asked, engine, Limits()), engine, tmp_path / str(number))
+        *_, (_, [picture]) = draw(prepare(asked, shared, Limits()), shared, tmp_path / str(number))
         assert picture.record["model"] == png.read_settings(out)["model"] == f"./{name}"
         pictures |= {pixels(picture).tobytes(), pixels_of(Path(out)).tobytes()}
     assert len(pictures) == 1
@@ -83,15 +84,15 @@ def test_links_are_followed_except_in_a_circle(files_dir, tmp_path):
     assert catalogue.card("./one.safetensors").file == tmp_path / "models" / "one.safetensors"
 
 
-def drawn_by(engine: Engine, folder: Path, **asked):
+def drawn_by(shared: Shared, folder: Path, **asked):
     asked = UncheckedRequest(prompt="the cat", seed=5, steps=2, **asked)
-    *_, (_, [picture]) = draw(prepare(asked, engine, Limits()), engine, folder)
+    *_, (_, [picture]) = draw(prepare(asked, shared, Limits()), shared, folder)
     return picture
 
 
 @pytest.mark.parametrize("name", [SMALL, XL])
-def test_pictures_are_the_commands_byte_for_byte_and_name_the_file(engine, files_dir, monkeypatch, tmp_path, name):
-    picture = drawn_by(engine, tmp_path / "page", model=name)
+def test_pictures_are_the_commands_byte_for_byte_and_name_the_file(shared, files_dir, monkeypatch, tmp_path, name):
+    picture = drawn_by(shared, tmp_path / "page", model=name)
     monkeypatch.chdir(files_dir)
     command = ["sample", "-m", name, "--prompt", "the cat", "--num-images", "1", "-s", "5", "--steps", "2"]
     assert cli.main([*command, "--device", "cpu", "-b", "1", "-o", str(tmp_path / "command.png")]) == 0
@@ -107,11 +108,11 @@ def test_files_of_one_kind_are_different_models_and_so_is_a_new_file_of_the_name
     other = {key: tensor * (1.5 if "conv_out" in key or ".out." in key else 1) for key, tensor in state.items()}
     ldm.save(other, tmp_path / "b.safetensors")
     shutil.rmtree(tmp_path / "saved")
-    engine = Engine(tmp_path, device="cpu")
-    first, second = (drawn_by(engine, tmp_path / name, model=f"./{name}.safetensors") for name in "ab")
+    shared = Shared(Models(tmp_path, device="cpu"))
+    first, second = (drawn_by(shared, tmp_path / name, model=f"./{name}.safetensors") for name in "ab")
     assert not np.array_equal(pixels(first), pixels(second))
     os.replace(tmp_path / "b.safetensors", tmp_path / "a.safetensors")
-    third = drawn_by(engine, tmp_path / "c", model="./a.safetensors")
+    third = drawn_by(shared, tmp_path / "c", model="./a.safetensors")
     assert np.array_equal(pixels(third), pixels(second)) and third.record["model_hash"] == second.record["model_hash"]
 
 
@@ -135,35 +136,35 @@ def pixels_of(path: Path) -> np.ndarray:
         ("emoji64", None, "emoji64", False),
     ],
 )
-def test_the_file_of_a_png_is_found(engine, files_dir, model, like, found, notice):
+def test_the_file_of_a_png_is_found(shared, files_dir, model, like, found, notice):
     record = {"model": model, "model_hash": like and file_hash(files_dir / like)}
-    located, line = with_model_here(record, "p.png", engine.catalogue)
+    located, line = with_model_here(record, "p.png", shared.catalogue)
     assert located == record | {"model": found}
     own, theirs = (file_hash(files_dir / name)[:10] for name in (SMALL, XL))
     said = f"{SMALL} has the model hash {own}, and p.png was drawn with {theirs}; the picture will differ"
     assert line == (said if notice else None)
 
 
-def test_a_file_that_is_nowhere_is_named(engine):
+def test_a_file_that_is_nowhere_is_named(shared):
     with pytest.raises(
         InputError, match=r"^p\.png was drawn with fox\.sft, model hash unknown: no model here has this"
     ):
-        with_model_here({"model": "a/fox.sft"}, "p.png", engine.catalogue)
+        with_model_here({"model": "a/fox.sft"}, "p.png", shared.catalogue)
 
 
-def test_hashes_of_large_files_are_not_waited_for(engine, files_dir, monkeypatch, tmp_path):
+def test_hashes_of_large_files_are_not_waited_for(shared, files_dir, monkeypatch, tmp_path):
     digits = file_hash(files_dir / SMALL)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(model_hash, "_LARGE", 1)
     monkeypatch.setattr(model_hash, "_begun", {})
     record = {"model": "renamed.safetensors", "model_hash": digits}
     with pytest.raises(InputError, match=r"no model here has this name or this hash; fastdiff now computes 2 hashes"):
-        with_model_here(record, "p.png", engine.catalogue)
+        with_model_here(record, "p.png", shared.catalogue)
     deadline, found = time.monotonic() + 60, None
     while found is None:
         assert time.monotonic() < deadline
         with_hash = model_hash.known_hash(files_dir / SMALL), model_hash.known_hash(files_dir / XL)
-        found = with_model_here(record, "p.png", engine.catalogue) if all(with_hash) else None
+        found = with_model_here(record, "p.png", shared.catalogue) if all(with_hash) else None
         time.sleep(0.01)
     assert found == (record | {"model": SMALL}, None)
     monkeypatch.setattr(model_hash, "_begun", {})  # as in a new process
@@ -180,7 +181,7 @@ def test_hashes_of_large_files_are_not_waited_for(engine, files_dir, monkeypatch
         ("Model hash: 0123456789, Model: other", None),
     ],
 )
-def test_a_picture_of_another_tool_chooses_the_file_that_drew_it(engine, files_dir, unserved_page, model, found):
+def test_a_picture_of_another_tool_chooses_the_file_that_drew_it(shared, files_dir, unserved_page, model, found):
     digits = file_hash(files_dir / XL)[:10]
     text = f"the cat\nSteps: 7, Sampler: Euler a, CFG scale: 2.5, Seed: 9, Size: 16x16, {model.format(xl=digits)}"
     page = unserved_page(files_dir)
@@ -194,8 +195,8 @@ def test_a_picture_of_another_tool_chooses_the_file_that_drew_it(engine, files_d
         assert f'"{found}"' in said and '"the cat"' in said
 
 
-def test_a_dropped_png_of_the_command_chooses_the_file_and_its_settings(engine, files_dir, tmp_path, upload_folder):
-    picture = drawn_by(engine, tmp_path, model=XL)
+def test_a_dropped_png_of_the_command_chooses_the_file_and_its_settings(shared, files_dir, tmp_path, upload_folder):
+    picture = drawn_by(shared, tmp_path, model=XL)
     assert picture.record["model"] == XL
     moved = Path(shutil.copy(files_dir / XL, tmp_path / "renamed.safetensors")).parent
     page = UnservedPage(tmp_path / "outputs", moved)

@@ -7,7 +7,7 @@ import pytest
 
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import InputError
-from fastdiff.ui.parts.catalogue import Catalogue
+from fastdiff.hosting.catalogue import Catalogue
 from fastdiff.ui.parts.subject import LabelPickers, PromptBoxes, _choices, count_tokens
 from tests.support.text_pipelines import LENGTH
 

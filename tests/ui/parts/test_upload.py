@@ -61,15 +61,15 @@ def upload(tmp_path):
     return write
 
 
-def test_a_picture_of_ours_comes_back(engine, tmp_path):
+def test_a_picture_of_ours_comes_back(shared, tmp_path):
     options = UncheckedRequest(label="noto birds", seed=9, steps=2, guidance_scale=1.5, eta=0.5, width=72)
-    *_, (_, [drawn]) = draw(prepare(options, engine, LIMITS), engine, tmp_path)
+    *_, (_, [drawn]) = draw(prepare(options, shared, LIMITS), shared, tmp_path)
     record = read_record(drawn.path, LIMITS)
     assert {key: drawn.record[key] for key in record} == record
     again = {"label": record["label"], "seed": record["seed"], "steps": record["num_inference_steps"]}
     again |= {key: record[key] for key in ("model", "scheduler", "eta", "guidance_scale", "width", "height")}
-    run = prepare(UncheckedRequest(**again), engine, LIMITS)
-    assert run.request == prepare(options, engine, LIMITS).request
+    run = prepare(UncheckedRequest(**again), shared, LIMITS)
+    assert run.request == prepare(options, shared, LIMITS).request
 
 
 def test_a_grid_gives_its_first_picture(upload):
@@ -96,15 +96,15 @@ def test_a_grid_is_as_large_as_it_likes_and_its_pictures_are_not(upload):
         read_record(upload(header() + text(grid | {"picture_width": 1032}) + END), LIMITS)
 
 
-def test_a_picture_of_a_prompt_comes_back(engine, tmp_path):
+def test_a_picture_of_a_prompt_comes_back(shared, tmp_path):
     options = UncheckedRequest(
         model="./text/sd1", prompt="the cat", negative_prompt="ocean", clip_skip=1, seed=9, steps=2
     )
-    *_, (_, [drawn]) = draw(prepare(options, engine, LIMITS), engine, tmp_path)
+    *_, (_, [drawn]) = draw(prepare(options, shared, LIMITS), shared, tmp_path)
     record = read_record(drawn.path, LIMITS)
     assert {key: drawn.record[key] for key in record} == record
-    again = prepare(UncheckedRequest.from_record(record), engine, LIMITS)
-    assert again.request == prepare(options, engine, LIMITS).request
+    again = prepare(UncheckedRequest.from_record(record), shared, LIMITS)
+    assert again.request == prepare(options, shared, LIMITS).request
 
 
 def test_a_grid_of_prompts_gives_its_first_picture(upload):
@@ -204,7 +204,7 @@ def test_the_upload_takes_pictures_only():
     assert build_upload().file_types == [".png", ".jpg", ".jpeg", ".webp"]
 
 
-def test_png_reader_and_header_check_agree_on_ours(upload, engine):
+def test_png_reader_and_header_check_agree_on_ours(upload, shared):
     image = Image.new("RGB", (8, 16))
     record = RECORD | {"versions": {"fastdiff": "0"}}
     path = upload(png.encode(image, record))

@@ -91,28 +91,28 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.invalid"])
-def test_hosts_that_are_not_here(engine, host):
+def test_hosts_that_are_not_here(shared, host):
     with (
         pytest.raises(InputError, match=rf"--host {host} is not an address of this machine"),
-        serving(engine, Limits(), host=host),
+        serving(shared, Limits(), host=host),
     ):
         pass
 
 
-def test_without_a_share_link_it_ends(engine, serve, monkeypatch, capsys):
+def test_without_a_share_link_it_ends(shared, serve, monkeypatch, capsys):
     monkeypatch.setattr(networking, "setup_tunnel", lambda **options: 1 / 0)
-    with pytest.raises(OSError, match="--share: Gradio created no share link"), serve(engine, Limits(), share=True):
+    with pytest.raises(OSError, match="--share: Gradio created no share link"), serve(shared, Limits(), share=True):
         pass
     assert "Could not create share link" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated", "ignore:The copy keyword")
-def test_a_page_with_a_login_and_a_proxy_and_a_share_link(engine, serve, monkeypatch):
+def test_a_page_with_a_login_and_a_proxy_and_a_share_link(shared, serve, monkeypatch):
     """One server for all tests, because a start takes seconds."""
     monkeypatch.setattr(networking, "setup_tunnel", lambda **options: LINK)
     options = {"users": Users(["ann:secret"], "test"), "allow_hosts": ["proxy.example.org"], "share": True}
-    with serve(engine, Limits(), **options) as address:
+    with serve(shared, Limits(), **options) as address:
         with httpx.Client(base_url=address) as http:
             asked = {"json": {"data": []}}
             assert http.get("/config").status_code == 401

@@ -28,8 +28,8 @@ sys.addaudithook(_audit)
 
 
 @pytest.fixture(scope="module")
-def server(engine, serve):
-    with serve(engine, LIMITS, allow_hosts=["page.example.org"]) as address:
+def server(shared, serve):
+    with serve(shared, LIMITS, allow_hosts=["page.example.org"]) as address:
         yield address
 
 
@@ -209,7 +209,7 @@ def test_the_page_itself_and_programs_are_let_in(http, server):
         assert reply.status_code == 200
 
 
-def test_a_user_who_queues_without_end_is_refused_and_another_draws_next(visit, engine, slow_steps):
+def test_a_user_who_queues_without_end_is_refused_and_another_draws_next(visit, shared, slow_steps):
     slow_steps.seconds = 60
     flood, other = visit(), visit()
     event = flood.event("generate", "click")
@@ -220,10 +220,10 @@ def test_a_user_who_queues_without_end_is_refused_and_another_draws_next(visit, 
     slow_steps.seconds = 0
     slow_steps.turns.release(10)
     wait_for(lambda: "Drew 1 picture" in other.look())
-    wait_for(lambda: not engine.queue.is_drawing)
+    wait_for(lambda: not shared.queue.is_drawing)
 
 
-def test_a_user_neither_watches_nor_cancels_the_run_of_another(visit, engine, slow_steps):
+def test_a_user_neither_watches_nor_cancels_the_run_of_another(visit, shared, slow_steps):
     slow_steps.seconds = 60
     owner, spy = visit(), visit()
     event = owner.event("generate", "click")
@@ -249,12 +249,12 @@ def test_a_run_goes_on_without_its_page_and_another_page_of_the_user_shows_it(vi
     assert len(slow_steps) == 4 or len(slow_steps) == 2
 
 
-def test_cancel_answers_at_once_keeps_pictures_and_the_next_run_is_right(visit, engine, slow_steps):
+def test_cancel_answers_at_once_keeps_pictures_and_the_next_run_is_right(visit, shared, slow_steps):
     slow_steps.seconds = 60
     page = visit()
     event = page.event("generate", "click")
     page.call(event, page.inputs(event, Steps=3))
-    wait_for(lambda: engine.queue.is_drawing)
+    wait_for(lambda: shared.queue.is_drawing)
     name = re.search(r'data-run="(\w+)"', page.look())[1]
     cancel = page.event("generate-runs", "click")
     body = {"data": page.inputs(cancel), "fn_index": cancel["id"], "session_hash": page.session_hash}

@@ -125,8 +125,8 @@ def history(page, number: int = 1) -> list:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(*GRADIO_WARNINGS)
-def test_history_is_there_after_a_restart_and_is_paged_and_deleted(engine, serve, visit_at, tmp_path):
-    with serve(engine, Limits(), outputs=tmp_path) as address:
+def test_history_is_there_after_a_restart_and_is_paged_and_deleted(shared, serve, visit_at, tmp_path):
+    with serve(shared, Limits(), outputs=tmp_path) as address:
         draw(visit_at(address), seed=5)
     (kept,) = Store(tmp_path).shelf(None, "").paths()
     folder = tmp_path / "2001-02-03" / "101112-abcd"
@@ -134,7 +134,7 @@ def test_history_is_there_after_a_restart_and_is_paged_and_deleted(engine, serve
     for number in range(PAGE_SIZE):
         (folder / f"{number}.png").write_bytes(kept.read_bytes())
         os.utime(folder / f"{number}.png", (number, number))
-    with serve(engine, Limits(), outputs=tmp_path) as address:
+    with serve(shared, Limits(), outputs=tmp_path) as address:
         page = visit_at(address)
         status, pictures = history(page)
         assert f"{PAGE_SIZE + 1} pictures, newest first; page 1 of 2" in status
@@ -161,8 +161,8 @@ def test_history_is_there_after_a_restart_and_is_paged_and_deleted(engine, serve
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(*GRADIO_WARNINGS)
-def test_pictures_of_the_api_are_in_history_too(engine, serve, visit_at, tmp_path):
-    with serve(engine, Limits(), outputs=tmp_path) as address:
+def test_pictures_of_the_api_are_in_history_too(shared, serve, visit_at, tmp_path):
+    with serve(shared, Limits(), outputs=tmp_path) as address:
         client = Client(address, verbose=False, download_files=tmp_path / "users")
         (path,) = client.predict(seed=8, num_images=1, steps=1, api_name="/generate")
         client.close()
@@ -174,9 +174,9 @@ def test_pictures_of_the_api_are_in_history_too(engine, serve, visit_at, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(*GRADIO_WARNINGS)
-def test_pictures_of_users_are_their_own_on_every_browser(engine, serve, visit_at, tmp_path):
+def test_pictures_of_users_are_their_own_on_every_browser(shared, serve, visit_at, tmp_path):
     users = Users(["ann:a", "bob:b"], "test")
-    with serve(engine, Limits(), outputs=tmp_path, users=users) as address:
+    with serve(shared, Limits(), outputs=tmp_path, users=users) as address:
         ann, ann_at_home, bob = (visit_at(address, login) for login in (("ann", "a"), ("ann", "a"), ("bob", "b")))
         draw(ann, seed=5)
         ((_, url),) = history(ann_at_home)[1]
@@ -185,9 +185,9 @@ def test_pictures_of_users_are_their_own_on_every_browser(engine, serve, visit_a
 
 
 @pytest.mark.filterwarnings(*GRADIO_WARNINGS)
-def test_pictures_of_browsers_are_their_own_within_quotas(engine, serve, visit_at, monkeypatch):
+def test_pictures_of_browsers_are_their_own_within_quotas(shared, serve, visit_at, monkeypatch):
     monkeypatch.setattr("fastdiff.ui.serving.store.RECOUNT", 0.0)
-    with serve(engine, Limits(kept=1, visitors=20_000), allow_hosts=["page.example.org"]) as address:
+    with serve(shared, Limits(kept=1, visitors=20_000), allow_hosts=["page.example.org"]) as address:
         page, other = visit_at(address), visit_at(address)
         draw(page, seed=5)
         event = page.event("generate", "click")
@@ -207,7 +207,7 @@ def test_pictures_of_browsers_are_their_own_within_quotas(engine, serve, visit_a
         assert other.http.get(url).status_code == 403
 
 
-def test_an_outputs_folder_that_cannot_be(engine, tmp_path):
+def test_an_outputs_folder_that_cannot_be(shared, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"cannot write to .*file \(it is not a folder\); choose another place with "):
-        serving(engine, Limits(), outputs=tmp_path / "file").__enter__()
+        serving(shared, Limits(), outputs=tmp_path / "file").__enter__()

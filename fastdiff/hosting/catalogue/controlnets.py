@@ -1,4 +1,4 @@
-"""The ControlNets of the catalogue that fit a model, which the page offers. Only configs and headers are read."""
+"""The ControlNets of the catalogue that fit a model. Only configs and headers are read."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ from fastdiff.checkpoints.registry import CONTROLNET
 from fastdiff.checkpoints.single_files.controlnets import control_file, control_place
 from fastdiff.checkpoints.single_files.reading import checked_header
 from fastdiff.errors import InputError, in_one_line
-from fastdiff.ui.option_files.picture_readers import PictureReaders
+from fastdiff.hosting.catalogue.picture_readers import PictureReaders
 
 
 class ControlNets(PictureReaders):

@@ -13,8 +13,8 @@ from fastdiff.arguments import shown
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.single_files.listing import last_part
 from fastdiff.errors import InputError
+from fastdiff.hosting.catalogue.offered import find_offered
 from fastdiff.requests.request import Request
-from fastdiff.ui.option_files.offered import find_offered
 
 MOST_NAMES = 8  # in a message
 

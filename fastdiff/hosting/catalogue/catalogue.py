@@ -1,4 +1,4 @@
-"""The models that the page offers: where they are, which may be read, and their default settings."""
+"""The models on offer: where they are, which may be read, and their default settings."""
 
 import contextlib
 import threading
@@ -17,15 +17,15 @@ from fastdiff.checkpoints.single_files.embeddings import Embedding
 from fastdiff.checkpoints.single_files.listing import MAX_DEPTH, cached_models, find_models
 from fastdiff.checkpoints.single_files.reading import is_single_file
 from fastdiff.errors import InputError, in_one_line
+from fastdiff.hosting.catalogue.controlnets import ControlNets
+from fastdiff.hosting.catalogue.ip_adapters import IPAdapters
+from fastdiff.hosting.catalogue.offered import OptionFiles
 from fastdiff.requests.defaults import PAGE, Defaults, ModelFacts, Sampling, SamplingOptions, complete_sampling
 from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.request import Request
 from fastdiff.requests.styles import Styles
 from fastdiff.text.loading import Tokenizer, load_tokenizer
 from fastdiff.text.tokenizer import CLIPTokenizer
-from fastdiff.ui.option_files.controlnets import ControlNets
-from fastdiff.ui.option_files.ip_adapters import IPAdapters
-from fastdiff.ui.option_files.offered import OptionFiles
 
 _CONTROLNET, _SAVED = registry.CONTROLNET.class_name, "diffusion_pytorch_model."
 

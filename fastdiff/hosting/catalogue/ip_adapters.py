@@ -1,4 +1,4 @@
-"""The IP-Adapters that the page offers: files of the catalogue that fit a model and have an image encoder.
+"""The IP-Adapters on offer: files of the catalogue that fit a model and have an image encoder.
 
 Only headers and configs are read.
 """
@@ -21,9 +21,9 @@ from fastdiff.checkpoints.single_files.ip_adapters import find_image_encoder, fi
 from fastdiff.checkpoints.single_files.listing import last_part
 from fastdiff.checkpoints.single_files.reading import checked_header
 from fastdiff.errors import InputError
+from fastdiff.hosting.catalogue.offered import other_file
+from fastdiff.hosting.catalogue.picture_readers import PictureReaders
 from fastdiff.requests.request import Request
-from fastdiff.ui.option_files.offered import other_file
-from fastdiff.ui.option_files.picture_readers import PictureReaders
 
 ENCODER = "image_encoder"  # a setting
 ENCODER_HASH = "image_encoder_hash"  # beside the settings: of its weights, as the PNG has it

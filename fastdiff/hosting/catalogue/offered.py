@@ -1,4 +1,4 @@
-"""The LoRAs and embeddings that the page offers: files of two folders, by their names there. Only headers are read.
+"""The LoRAs and embeddings on offer: files of two folders, by their names there. Only headers are read.
 
 A user gives names alone. A name that is not in the list opens no file.
 """

@@ -11,8 +11,7 @@ from fastdiff.checkpoints import hub, model_hash
 from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.checkpoints.single_files import reading
 from fastdiff.errors import InputError
-from fastdiff.ui.parts import catalogue
-from fastdiff.ui.parts.catalogue import Catalogue
+from fastdiff.hosting.catalogue import Catalogue, catalogue
 from tests.checkpoints.single_files import headers
 from tests.fuzz.named.hostile_files import CONTENTS
 from tests.fuzz.named.hostile_files import REFUSED as HOSTILE

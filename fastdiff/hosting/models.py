@@ -1,0 +1,142 @@
+"""Models: the models of a catalogue, loaded once for all requests."""
+
+import contextlib
+import threading
+from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+
+from fastdiff.arguments import naming
+from fastdiff.checkpoints.loading import Load
+from fastdiff.checkpoints.model_card import ModelCard
+from fastdiff.checkpoints.model_hash import state_of
+from fastdiff.errors import DeviceLostError, InputError, NonFiniteError
+from fastdiff.execution.devices import resolve_device
+from fastdiff.hosting.applying import Applier, Prompter
+from fastdiff.hosting.catalogue import Catalogue
+from fastdiff.hosting.catalogue.offered import OptionFiles
+from fastdiff.kinds import Precision
+from fastdiff.models.autoencoder_tiny import AutoencoderTiny
+from fastdiff.models.controlnet import ControlNetModel
+from fastdiff.pipelines import Pipeline
+from fastdiff.pipelines.folders import scheduler_of
+from fastdiff.pipelines.image_prompts import ImagePrompting
+from fastdiff.requests.defaults import DEVICE, PAGE, PAGE_ON_CPU, PRECISION
+from fastdiff.requests.request import Request
+from fastdiff.requests.styles import Styles
+from fastdiff.runs.drawing import Run
+from fastdiff.runs.option_files.controlnets import weights_of_controlnets
+from fastdiff.samplers.shared.scheduler import Scheduler
+
+MAX_LOADED = 2  # models that stay in memory, and ControlNets: a comparison uses two
+
+
+class Models:
+    """The models of a catalogue, loaded on one device on demand. The most recently used ones stay in memory."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        allow_hub: bool = False,
+        device: str = DEVICE,
+        preview_vae: str | None = None,
+        styles: Styles | None = None,
+        files: OptionFiles | None = None,
+    ) -> None:
+        """folder, allow_hub, styles, files: passed to Catalogue. preview_vae: the folder of an AutoencoderTiny, which
+        decodes the previews of models with such latents.
+
+        Raises InputError for a device that does not exist, and for a `preview_vae` that cannot be loaded.
+        """
+        self.device = resolve_device(device)
+        self.preview_vae: AutoencoderTiny | None = None
+        if preview_vae is not None:
+            dtype = Load.of(device=self.device).dtype
+            with naming("--preview-vae"):
+                self.preview_vae = AutoencoderTiny.from_pretrained(preview_vae, device=self.device, dtype=dtype)
+        own = PAGE_ON_CPU if self.device.type == "cpu" else PAGE
+        self.catalogue = Catalogue(folder, allow_hub, own, styles, files)
+        self._applier = Applier(self.catalogue.option_files)
+        self._prompter = Prompter()
+        self._loaded: OrderedDict[tuple[object, Precision], Pipeline] = OrderedDict()
+        self._nets: OrderedDict[object, ControlNetModel] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def pipeline(self, card: ModelCard, scheduler: str | None, precision: Precision = PRECISION) -> Pipeline:
+        """Return a pipeline with its own `scheduler` around the model that all requests share."""
+        return _without_images(self._load(card, precision), scheduler_of(card, scheduler))
+
+    def pipeline_of(self, run: Run) -> Pipeline:
+        """Return the pipeline of a run, with its ControlNet and its IP-Adapter.
+
+        The model has the LoRAs and embeddings of the run until the next call.
+
+        Raises as `Pipeline.from_card`, `Applier.apply`, `Prompter.apply` and `ControlNetModel.from_pretrained`.
+        """
+        request, shared = run.request, self._load(run.card, run.request.precision)
+        scheduler = scheduler_of(run.card, request.scheduler)
+        try:
+            if request.ip_adapter:
+                pipe = self._prompter.apply(shared, request).with_scheduler(scheduler)
+            else:
+                pipe = _without_images(shared, scheduler)
+            self._applier.apply(pipe, request)
+            return self._controlled(pipe, run)
+        except (InputError, NonFiniteError) as error:
+            raise type(error)(self.catalogue.without_paths(str(error))) from None
+
+    def warm_up(self, name: str, device: AbstractContextManager[object] | None = None) -> None:
+        """Load a model and draw one step, so the first request finds the model ready. device: held meanwhile."""
+        with contextlib.suppress(MemoryError, DeviceLostError):  # the first run reports it to its user
+            pipe = self.pipeline(self.catalogue.card(name), None)
+            subject = {"prompt": ""} if pipe.reads_text else {"class_labels": 0 if pipe.info.labels else None}
+            with device or nullcontext():
+                for _ in pipe.stream(num_inference_steps=1, **subject):
+                    pass
+
+    def _load(self, card: ModelCard, precision: Precision) -> Pipeline:
+        key = state_of(card.file) if card.file else card.folder, precision
+        with self._lock:
+            if key not in self._loaded:
+                while len(self._loaded) >= MAX_LOADED:
+                    self._loaded.popitem(last=False)
+                self._loaded[key] = self._with_previews(
+                    Pipeline.from_card(card, Load.of(device=self.device, precision=precision))
+                )
+            self._loaded.move_to_end(key)
+            return self._loaded[key]
+
+    def _controlled(self, pipe: Pipeline, run: Run) -> Pipeline:
+        """Return the pipeline with the ControlNet of a run, if it has one. The last ones stay in memory."""
+        if not run.request.control:
+            return pipe
+        return pipe.with_parts(controlnet=self._controlnet(run.request, pipe.dtype))
+
+    def _controlnet(self, request: Request, dtype: torch.dtype) -> ControlNetModel:
+        (place,), (files,) = request.control, weights_of_controlnets(request)
+        key = tuple(map(state_of, files)), dtype
+        with self._lock:
+            if key not in self._nets:
+                while len(self._nets) >= MAX_LOADED:
+                    self._nets.popitem(last=False)
+                load = ControlNetModel.from_single_file if Path(place).is_file() else ControlNetModel.from_pretrained
+                self._nets[key] = load(place, device=self.device, dtype=dtype)
+            self._nets.move_to_end(key)
+            return self._nets[key]
+
+    def _with_previews(self, pipe: Pipeline) -> Pipeline:
+        """Give a pipeline the `preview_vae`, if it decodes the pipeline's latents."""
+        vae = self.preview_vae
+        if vae is not None and pipe.vae is not None and pipe.vae.config.latent_channels == vae.config.latent_channels:
+            pipe.preview_vae = vae
+        return pipe
+
+
+def _without_images(shared: Pipeline, scheduler: Scheduler) -> Pipeline:
+    """Return a copy of a shared pipeline with its own scheduler and without an IP-Adapter."""
+    pipe = shared.with_scheduler(scheduler)
+    if isinstance(pipe, ImagePrompting):
+        pipe.unload_ip_adapter()  # the shared pipeline keeps it
+    return pipe
