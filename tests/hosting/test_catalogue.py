@@ -307,26 +307,3 @@ def test_a_header_is_read_once_until_its_file_changes(tmp_path, monkeypatch):
     headers.write(tmp_path / "a.safetensors", headers.SD1)
     assert catalogue.card("./a.safetensors").size == (512, 512)
     assert read == ["a.safetensors", "b.safetensors", "a.safetensors"]
-
-
-@pytest.fixture(scope="module")
-def headers_dir(tmp_path_factory) -> Path:
-    """A folder with a file of each kind, without weights."""
-    folder = tmp_path_factory.mktemp("headers")
-    for kind in ("SD1", "SD2", "SDXL"):
-        headers.write(folder / f"{kind}.safetensors", getattr(headers, kind))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("kind", "side", "guidance", "scheduler"),
-    [("SD1", 512, 7.5, "pndm"), ("SD2", 768, 7.5, "ddim"), ("SDXL", 1024, 5.0, "euler")],
-)
-def test_size_and_guidance_follow_the_kind(unserved_page, headers_dir, kind, side, guidance, scheduler):
-    page = unserved_page(headers_dir)
-    updates = json.loads(page.press("DrawTab.follow_model", {"Model": f"./{kind}.safetensors"}))
-    named = zip(page.outputs("DrawTab.follow_model"), updates, strict=True)
-    shown = {name: update["value"] for name, update in named if isinstance(update, dict) and "value" in update}
-    assert (shown["Width"], shown["Height"], shown["Guidance"]) == (side, side, guidance)
-    assert (shown["Scheduler"], shown["Steps"]) == (scheduler, 50)
-    assert f"Ready to draw with ./{kind}.safetensors" in str(updates)
