@@ -1,6 +1,8 @@
 """The form of Draw and Compare: the request of each side, fitting to a model, filling in from a picture."""
 
 import asyncio
+import json
+from pathlib import Path
 
 import gradio as gr
 import pytest
@@ -14,6 +16,7 @@ from fastdiff.sampler_names import SCHEDULERS
 from fastdiff.ui.parts.controls import SamplingControls
 from fastdiff.ui.parts.form import DrawForm, Form
 from fastdiff.ui.parts.request import Limits
+from tests.checkpoints.single_files import headers
 
 RECORD = {"seed": 7, "label": "noto animals: birds", "num_inference_steps": 3, "scheduler": "ddim", "eta": 0.5}
 RECORD |= {"width": 72, "height": 64}
@@ -151,3 +154,26 @@ def test_the_page_and_the_command_draw_a_model_with_the_same_settings(catalogue)
         page = catalogue.default_sampling(card)
         command, _ = complete(Request(prompt=("",) if card.reads_text else ()), card, COMMAND)
         assert vars(page).items() <= vars(command).items(), card.name
+
+
+@pytest.fixture(scope="module")
+def headers_dir(tmp_path_factory) -> Path:
+    """A folder with a file of each kind, without weights."""
+    folder = tmp_path_factory.mktemp("headers")
+    for kind in ("SD1", "SD2", "SDXL"):
+        headers.write(folder / f"{kind}.safetensors", getattr(headers, kind))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "side", "guidance", "scheduler"),
+    [("SD1", 512, 7.5, "pndm"), ("SD2", 768, 7.5, "ddim"), ("SDXL", 1024, 5.0, "euler")],
+)
+def test_size_and_guidance_follow_the_kind(unserved_page, headers_dir, kind, side, guidance, scheduler):
+    page = unserved_page(headers_dir)
+    updates = json.loads(page.press("DrawTab.follow_model", {"Model": f"./{kind}.safetensors"}))
+    named = zip(page.outputs("DrawTab.follow_model"), updates, strict=True)
+    shown = {name: update["value"] for name, update in named if isinstance(update, dict) and "value" in update}
+    assert (shown["Width"], shown["Height"], shown["Guidance"]) == (side, side, guidance)
+    assert (shown["Scheduler"], shown["Steps"]) == (scheduler, 50)
+    assert f"Ready to draw with ./{kind}.safetensors" in str(updates)

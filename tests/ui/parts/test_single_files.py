@@ -1,6 +1,5 @@
 """Single files among the models of the page: the list, drawing, and the file that drew a PNG."""
 
-import json
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from fastdiff.requests import png
 from fastdiff.ui.drawing import draw, prepare, with_model_here
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
 from fastdiff.ui.shared import Shared
-from tests.checkpoints.single_files import headers, ldm
+from tests.checkpoints.single_files import ldm
 from tests.requests.foreign_pictures import png_picture
 from tests.ui.history.unserved import UnservedPage, upload
 
@@ -203,26 +202,3 @@ def test_a_dropped_png_of_the_command_chooses_the_file_and_its_settings(shared, 
     page = UnservedPage(tmp_path / "outputs", moved)
     said = page.press("DrawTab.restore", {UPLOAD: upload(picture.path.read_bytes(), "p.png")})
     assert "Loaded the settings of p.png<" in said and '"./renamed.safetensors"' in said and '"the cat"' in said
-
-
-@pytest.fixture(scope="module")
-def headers_dir(tmp_path_factory) -> Path:
-    """A folder with a file of each kind, without weights."""
-    folder = tmp_path_factory.mktemp("headers")
-    for kind in ("SD1", "SD2", "SDXL"):
-        headers.write(folder / f"{kind}.safetensors", getattr(headers, kind))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("kind", "side", "guidance", "scheduler"),
-    [("SD1", 512, 7.5, "pndm"), ("SD2", 768, 7.5, "ddim"), ("SDXL", 1024, 5.0, "euler")],
-)
-def test_size_and_guidance_follow_the_kind(unserved_page, headers_dir, kind, side, guidance, scheduler):
-    page = unserved_page(headers_dir)
-    updates = json.loads(page.press("DrawTab.follow_model", {"Model": f"./{kind}.safetensors"}))
-    named = zip(page.outputs("DrawTab.follow_model"), updates, strict=True)
-    shown = {name: update["value"] for name, update in named if isinstance(update, dict) and "value" in update}
-    assert (shown["Width"], shown["Height"], shown["Guidance"]) == (side, side, guidance)
-    assert (shown["Scheduler"], shown["Steps"]) == (scheduler, 50)
-    assert f"Ready to draw with ./{kind}.safetensors" in str(updates)
