@@ -1,5 +1,5 @@
 """The command line, one module per command: `fastdiff sample`, `bulk`, `status`, `info`, `models`, `convert`, `verify`,
-`bench`, `ui`, `doctor`, `tune`, `warm`, `completion`.
+`bench`, `ui`, `serve`, `doctor`, `tune`, `warm`, `completion`.
 
 These modules only parse and print. They import torch only where they need it, so help and errors appear at once.
 
@@ -21,6 +21,7 @@ from fastdiff.cli import (
     info,
     models,
     sample,
+    serve,
     status,
     streams,
     tune,
@@ -42,6 +43,7 @@ _COMMANDS = {
     "verify": (verify, "check a model's results against diffusers"),
     "bench": (bench, "time a model's denoiser in fastdiff and in diffusers"),
     "ui": (ui, "serve a web page for drawing pictures"),
+    "serve": (serve, "serve OpenAI's images API over HTTP"),
     "doctor": (doctor, "check this machine: hardware, software, and which kernels run"),
     "tune": (tune, "find the fastest kernel tiles for this GPU and save them"),
     "warm": (warm, "compile a model's kernels beforehand, also without a GPU"),

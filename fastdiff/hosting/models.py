@@ -44,9 +44,10 @@ class Models:
         preview_vae: str | None = None,
         styles: Styles | None = None,
         files: OptionFiles | None = None,
+        most: int = MAX_LOADED,
     ) -> None:
         """folder, allow_hub, styles, files: passed to Catalogue. preview_vae: the folder of an AutoencoderTiny, which
-        decodes the previews of models with such latents.
+        decodes the previews of models with such latents. most: how many models stay in memory.
 
         Raises InputError for a device that does not exist, and for a `preview_vae` that cannot be loaded.
         """
@@ -60,6 +61,7 @@ class Models:
         self.catalogue = Catalogue(folder, allow_hub, own, styles, files)
         self._applier = Applier(self.catalogue.option_files)
         self._prompter = Prompter()
+        self._most = most
         self._loaded: OrderedDict[tuple[object, Precision], Pipeline] = OrderedDict()
         self._nets: OrderedDict[object, ControlNetModel] = OrderedDict()
         self._lock = threading.Lock()
@@ -87,6 +89,10 @@ class Models:
         except (InputError, NonFiniteError) as error:
             raise type(error)(self.catalogue.without_paths(str(error))) from None
 
+    def apply(self, pipe: Pipeline, request: Request) -> None:
+        """Give the model of a pipeline the LoRAs and embeddings of a request alone. Raises as `Applier.apply`."""
+        self._applier.apply(pipe, request)
+
     def warm_up(self, name: str, device: AbstractContextManager[object] | None = None) -> None:
         """Load a model and draw one step, so the first request finds the model ready. device: held meanwhile."""
         with contextlib.suppress(MemoryError, DeviceLostError):  # the first run reports it to its user
@@ -100,7 +106,7 @@ class Models:
         key = state_of(card.file) if card.file else card.folder, precision
         with self._lock:
             if key not in self._loaded:
-                while len(self._loaded) >= MAX_LOADED:
+                while len(self._loaded) >= self._most:
                     self._loaded.popitem(last=False)
                 self._loaded[key] = self._with_previews(
                     Pipeline.from_card(card, Load.of(device=self.device, precision=precision))

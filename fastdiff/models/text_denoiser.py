@@ -144,7 +144,7 @@ class TextDenoiser(Denoiser):
         elif self.encoder_hid_proj is not None:
             text = self.encoder_hid_proj(text, *image)
         columns = [] if self.text_projections is None else [linear(text, self.text_projections.weight)]
-        columns += [reader.project(text) for reader in self._text_readers]
+        columns += [reader.project(text) for reader in self.modules() if isinstance(reader, TextReader)]
         if not columns:  # a ControlNet without attentions
             return text[..., :0]
         return columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
@@ -152,11 +152,11 @@ class TextDenoiser(Denoiser):
     def _place_text_readers(self) -> None:
         """Tell each reader its columns of the output of `project_text`, after the columns of `text_projections`."""
         start = 0 if self.text_projections is None else self.text_projections.out_features
-        self._text_readers = tuple(module for module in self.modules() if isinstance(module, TextReader))
-        for reader in self._text_readers:
-            stop = start + sum(layer.out_features for layer in reader.readers)
-            reader.columns = slice(start, stop)
-            start = stop
+        for reader in self.modules():
+            if isinstance(reader, TextReader):
+                stop = start + sum(layer.out_features for layer in reader.readers)
+                reader.columns = slice(start, stop)
+                start = stop
 
     def _texts(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Return the arguments of `project_text`."""

@@ -126,6 +126,7 @@ BAD = {
     "verify": ["no-such"],
     "bench": ["no-such"],
     "ui": ["--port", "99999"],
+    "serve": ["--model", "no-such"],
     "doctor": ["no-such"],
     "tune": ["no-such"],
     "warm": ["--model", "no-such"],

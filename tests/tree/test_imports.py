@@ -23,6 +23,9 @@ HEAVY = {
     "huggingface_hub",
     "tqdm",
     "gradio",
+    "fastapi",
+    "uvicorn",
+    "prometheus_client",
     "scipy",
     "shtab",
 }
@@ -36,6 +39,7 @@ COMMANDS = {
     "doctor --help": 0,
     "tune --help": 0,
     "bulk --help": 0,
+    "serve --help": 0,
     "models emoji64": 0,
     "": 2,
     "sample --steps 0": 2,

@@ -23,6 +23,8 @@ SUB_ROOMS = (
     "kernels.device",
     "models.blocks",
     "hosting.catalogue",
+    "serve.orders",
+    "serve.wire",
     "ui.history",
     "ui.inputs",
     "ui.parts",
@@ -33,8 +35,8 @@ SUB_ROOMS = (
 FLOORS = (
     ("app", "__main__"),
     ("cli",),
-    ("ui",),
-    ("bulk", "engine", "hosting", "verification", "doctor", "tuning", "warming"),
+    ("ui", "serve"),
+    ("bulk", "engine", "hosting", "serve.orders", "verification", "doctor", "tuning", "warming"),
     ("runs", "pipelines", "acceleration"),
     ("models",),
     ("diffusion",),  # the models do not import it
@@ -42,6 +44,7 @@ FLOORS = (
         "samplers",
         "models.blocks",
         "hosting.catalogue",
+        "serve.wire",
         "ui.history",
         "ui.inputs",
         "ui.parts",

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from fastdiff.errors import InputError
-from fastdiff.ui.shared import Budget
+from fastdiff.hosting.budget import Budget
 
 
 def run_of(pictures: int, steps: int, side: int = 64, precision: str = "full"):

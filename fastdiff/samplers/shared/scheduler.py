@@ -5,7 +5,6 @@ diffusers. Both use the same rows and run them with `denoise_step`.
 """
 
 import copy
-import functools
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -253,7 +252,6 @@ class Scheduler(Configured):
         return loop
 
     @classmethod
-    @functools.cache  # reading a signature takes half a millisecond
     def takes(cls, name: str) -> bool:
         """Return whether `set_timesteps` takes an argument of this name, such as "timesteps" or "sigmas"."""
         return name in inspect.signature(cls.set_timesteps).parameters

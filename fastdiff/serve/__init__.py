@@ -1,0 +1,1 @@
+"""An HTTP server with OpenAI's images API. Requests share the steps of the denoising loop."""

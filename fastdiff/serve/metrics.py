@@ -1,0 +1,105 @@
+"""The metrics of a server, for Prometheus. Each server has a registry of its own."""
+
+import resource
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fastdiff.runs.drawing import Progress
+from fastdiff.serve.wire.errors import ApiError
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics(Collector):
+    """Counts what a server does. Any thread may call the methods."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        options: dict[str, Any] = {"registry": self.registry}
+        self._pictures = Counter("fastdiff_pictures", "Finished pictures.", ["model"], **options)
+        self._errors = Counter("fastdiff_errors", "Errors by their code.", ["status", "code"], **options)
+        self._steps = Histogram(
+            "fastdiff_step_seconds", "Time from step to step of a request.", buckets=_SECONDS, **options
+        )
+        self._requests = Histogram(
+            "fastdiff_request_seconds", "Time from a request to its end.", buckets=_SECONDS, **options
+        )
+        self._lock = threading.Lock()
+        self._arrived: dict[object, float] = {}  # requests that are not drawn yet
+        self._drawn: dict[object, tuple[float, float]] = {}  # when they arrived, and their last step
+        self.registry.register(self)
+
+    def arrived(self, request: object) -> None:
+        """Count a request that waits."""
+        with self._lock:
+            self._arrived[request] = time.monotonic()
+
+    def begun(self, request: object) -> None:
+        """Count a request that is drawn now."""
+        with self._lock:
+            arrived = self._arrived.pop(request, None)
+            if arrived is not None:
+                self._drawn[request] = arrived, time.monotonic()
+
+    def stepped(self, request: object, progress: Progress) -> None:
+        """Count a step and the pictures that it finished."""
+        now = time.monotonic()
+        with self._lock:
+            arrived, before = self._drawn.get(request, (now, now))
+            if request in self._drawn:
+                self._drawn[request] = arrived, now
+        self._steps.observe(now - before)
+        self._pictures.labels(progress.run.card.name).inc(len(progress.finished))
+
+    def ended(self, request: object) -> None:
+        """Forget a request that has ended in any way."""
+        with self._lock:
+            arrived = self._arrived.pop(request, None)
+            drawn = self._drawn.pop(request, None)
+        begun = arrived if drawn is None else drawn[0]
+        if begun is not None:
+            self._requests.observe(time.monotonic() - begun)
+
+    def failed(self, error: ApiError) -> None:
+        """Count an error answer."""
+        self._errors.labels(str(error.status), error.code or error.kind).inc()
+
+    def text(self) -> tuple[bytes, str]:
+        """Return all metrics, and their media type."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what is measured when somebody asks."""
+        with self._lock:
+            waiting, drawn = list(self._arrived.values()), len(self._drawn)
+        age = time.monotonic() - min(waiting) if waiting else 0.0
+        yield GaugeMetricFamily("fastdiff_queue_length", "Requests that wait.", value=len(waiting))
+        yield GaugeMetricFamily("fastdiff_queue_age_seconds", "Age of the oldest request that waits.", value=age)
+        yield GaugeMetricFamily("fastdiff_running", "Requests that are drawn.", value=drawn)
+        memory = GaugeMetricFamily("fastdiff_memory_bytes", "Memory of the process and of its GPU.", labels=["kind"])
+        for kind, value in _memory():
+            memory.add_metric([kind], value)
+        yield memory
+
+
+def _memory() -> Iterator[tuple[str, int]]:
+    """Yield the kinds of memory and their bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    yield "process_peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            yield "process", int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:  # not on Linux
+        pass
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        yield "gpu", torch.cuda.memory_allocated()
+        yield "gpu_reserved", torch.cuda.memory_reserved()
+        yield "gpu_peak", torch.cuda.max_memory_allocated()
