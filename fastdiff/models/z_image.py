@@ -250,7 +250,7 @@ class ZImageTransformer2DModel(Denoiser):
 
         Args:
             prompt: `text` has the states of captions, (M, most, cap_feat_dim). `added` has the length of each, (M,),
-                and the size (2,) of the latents, the same for all.
+                and the size (2,) of the latents, the same for all; both are on the host.
         """
         lengths, sizes = (each.tolist() for each in prompt.added)
         height, width = sizes[0]

@@ -187,14 +187,14 @@ def conditions_of(
     count = len(told) if guidance is None else len(told) // 2
     own, *null = upload([order[id(each)] for each in told], device).split(count)
     guided = None if guidance is None else replace(guidance, null_conditions=null[0])
-    return Conditions(None, own, guided, _prompt([*different.values()], size, device))
+    return Conditions(None, own, guided, _prompt([*different.values()], size))
 
 
-def _prompt(states: Sequence[Tensor], size: tuple[int, int], device: torch.device) -> Prompt:
+def _prompt(states: Sequence[Tensor], size: tuple[int, int]) -> Prompt:
     """Return what `ZImageTransformer2DModel.project` takes."""
     lengths = [len(each) for each in states]
     text = torch.stack([F.pad(each, (0, 0, 0, max(lengths) - len(each))) for each in states])
-    return Prompt(text, added=(upload(lengths, device), upload([[*size]] * len(states), device)))
+    return Prompt(text, added=(torch.tensor(lengths), torch.tensor([[*size]] * len(states))))
 
 
 def _texts(name: str, value: Any) -> list[str]:

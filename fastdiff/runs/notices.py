@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fastdiff.arguments import shown
 from fastdiff.checkpoints.configs.unet2d_condition import UNet2DConditionConfig
+from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.requests.png import Recorded, numerics_notice
 from fastdiff.requests.request import Request
 from fastdiff.runs.drawing import Run
@@ -43,7 +44,7 @@ def find_notices(run: Run) -> list[str]:
         texts.append(("negative prompt", negative))
     if run.request.prompt_syntax == "weighted":  # the model reads all of it, and its LoRA tags
         return lines
-    return [*lines, *_lora_tags([text for _, text in texts]), *_cut(texts, tokenizers)]
+    return [*lines, *_lora_tags([text for _, text in texts], run.card), *_cut(texts, tokenizers)]
 
 
 def find_source_notices(source: Recorded | None, request: Request) -> list[str]:
@@ -74,13 +75,13 @@ def _why_unguided(run: Run) -> str | None:
     return f"cfg-scale {scale:g} is no guidance" if scale is not None and scale <= most else None
 
 
-def _lora_tags(texts: Sequence[str]) -> list[str]:
+def _lora_tags(texts: Sequence[str], card: ModelCard) -> list[str]:
     """Return a line that names the LoRA tags in `texts`, if there are any."""
     tags = list(dict.fromkeys(tag for text in texts for tag in _LORA.findall(text)))
     if not tags:
         return []
     others = f" and {len(tags) - 1} more" if len(tags) > 1 else ""
-    remedy = "give its file with --lora, and --prompt-syntax weighted"
+    remedy = "give its file with --lora" + ("" if card.reads_captions else ", and --prompt-syntax weighted")
     return [f"prompt: {shown(tags[0])}{others}: it is drawn as text; {remedy}"]
 
 

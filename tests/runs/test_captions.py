@@ -150,3 +150,10 @@ def test_a_negative_prompt_has_no_effect_without_guidance(folder):
 def test_settings_that_change_nothing_are_taken(folder):
     usual = {"clip_skip": 0, "guidance_start": 0.0, "guidance_stop": 1.0, "prompt_syntax": "plain", "upscale": 1.0}
     assert prepared(folder, **usual).request == prepared(folder).request
+
+
+def test_a_lora_tag_is_drawn_as_text_and_the_remedy_works(folder):
+    (notice,) = find_notices(prepared(folder, prompt=("a cat <lora:style:0.8>",)))
+    assert notice == "prompt: '<lora:style:0.8>': it is drawn as text; give its file with --lora"
+    with pytest.raises(InputError, match="prompt-syntax: Z-Image does not have it"):
+        prepared(folder, prompt_syntax="weighted")

@@ -17,6 +17,7 @@ from fastdiff.warming.card import CARDS, Card, pretended
 from fastdiff.warming.ghosts import GPU, Ghost
 from tests.checkpoints.single_files import ldm
 from tests.kernels.host.compiling.stand_ins import broken, forget_kernels
+from tests.parity.z_image import tiny
 from tests.support.text_pipelines import text_pipeline
 from tests.support.tiny import UNET, save_unet
 
@@ -30,6 +31,13 @@ def unet(tmp_path_factory):
 def text(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     text_pipeline("sdxl").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def captions(randomise, tmp_path):
+    folder = tmp_path / "captions"
+    tiny.pipeline(randomise).save_pretrained(folder)
     return folder
 
 
@@ -112,6 +120,15 @@ def test_the_size_reaches_the_kernels(launched, unet):
         return {arg.shape[1:3] for _, args, _ in launched(unet, **size) for arg in args if isinstance(arg, Ghost)}
 
     assert (24, 16) in shapes(height=24, width=16) - shapes()
+
+
+@pytest.mark.parametrize("precision", ["full", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_captions_are_encoded_and_drawn_with_ghosts(launched, captions, precision):
+    """The lengths of captions and the size of the latents are real: the host reads them."""
+    found = launched(captions, height=16, width=24, batch=2, guidance_scale=2.0, precision=precision)
+    shapes = {arg.shape for _, args, _ in found for arg in args if isinstance(arg, Ghost)}
+    assert {shape[1] for shape in shapes if len(shape) == 3} >= {32, 64}  # a caption, and a picture before it
+    assert {"attention_kernel", "rotary_kernel"} <= {kernel.__name__ for kernel, _, _ in found}
 
 
 def test_a_planner_is_drawn_with_ghosts_and_has_no_size(launched, save_planner, here):
