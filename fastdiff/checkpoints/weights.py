@@ -108,8 +108,7 @@ def load_weights(
     convert(state, source, dtype, device, layout, keys)
     hold_in_8_bits(model, in_8_bits)
     fuse(state, model)
-    model.load_state_dict(state, strict=True, assign=True)
-    model.requires_grad_(False)
+    _assign(state, model)
     left = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
     assert not left, f"{type(model).__name__} made {left} on the meta device and keeps it out of its state dict"
 
@@ -239,6 +238,19 @@ def fuse(state: dict[str, Tensor], model: nn.Module) -> None:
             state[name] = torch.cat([state.pop(key) for key in keys])
     for name, conversion in conversions_of(model).items():
         state[name] = laid_out(conversion.convert(state[name]), torch.channels_last)
+
+
+def _assign(state: dict[str, Tensor], model: nn.Module) -> None:
+    """Move all tensors into the model, frozen. As `load_state_dict` with `assign`, in one pass."""
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = nn.Parameter(state.pop(prefix + name), requires_grad=False)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                module._buffers[name] = state.pop(prefix + name)
+    assert not state, f"{type(model).__name__} has no {list(state)}"
 
 
 def diffusers_state(model: nn.Module) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 from fastdiff.arguments import shown
 from fastdiff.errors import DeviceLostError, InputError
@@ -75,18 +75,17 @@ def check_move(*args: Any, **kwargs: Any) -> None:
 @contextlib.contextmanager
 def on_meta() -> Iterator[None]:
     """Create the tensors of a block on the meta device, and skip the random initialisation of weights."""
-    with torch.device("meta"), _Unfilled():
+    with _Unfilled("meta"):
         yield
 
 
-class _Unfilled(TorchFunctionMode):
+class _Unfilled(DeviceContext):
     """Skip torch's initialisers: `normal_` on the meta device makes torch import its compiler, which takes seconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if getattr(func, "__module__", None) == torch.nn.init.__name__:
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
+            return args[0] if args else (kwargs or {})["tensor"]
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def is_lost(error: BaseException) -> bool:

@@ -116,8 +116,8 @@ class Model(Surface, metaclass=_Building):
     def _lay_out(self) -> None:
         """Lay the weights out as kernels read them, and freeze them."""
         for parameter in self.parameters():
-            parameter.data = weights.laid_out(parameter.data, torch.channels_last)
-        self.requires_grad_(False)
+            if parameter.requires_grad_(False).ndim > 2 or not parameter.is_contiguous():
+                parameter.data = weights.laid_out(parameter.data, torch.channels_last)
 
     @classmethod
     def from_config(
