@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
@@ -41,9 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     studio = _studio(args)
     stop: Stop = SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: stop.put(number))
-    with serving(studio, host=args.host, port=args.port) as server:
+    with _signals_to(stop), serving(studio, host=args.host, port=args.port) as server:
         ids = ", ".join(studio.offers.ids)
         print(f"fastdiff serves {ids} at {server.address}/v1 (Ctrl-C to stop)", flush=True)
         studio.lost.add_done_callback(lambda lost: stop.put(lost.result()))
@@ -54,6 +53,18 @@ def run(args: argparse.Namespace) -> int:
             _drain(server, args.drain, stop)
         ended = server.close()
     return _end(reason, ended)
+
+
+@contextlib.contextmanager
+def _signals_to(stop: Stop) -> Iterator[None]:
+    """Put SIGTERM and SIGINT into a queue while the block runs."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda number, _: stop.put(number)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _studio(args: argparse.Namespace) -> "Studio":

@@ -15,17 +15,13 @@ from fastdiff.serve.drawing import Job, Made
 from fastdiff.serve.orders.translation import Order
 from fastdiff.serve.studio import Studio
 from fastdiff.serve.wire.answers import Completed, Images, PartialImage, Picture, as_error, as_event
-from fastdiff.serve.wire.errors import FINAL, ApiError, explain
+from fastdiff.serve.wire.errors import FINAL, ApiError, ClientGoneError, explain
 
 HEARTBEAT = 15.0  # seconds between two signs of life of a stream: proxies close silent connections
 BEAT = b": drawing\n\n"  # a comment, which clients skip
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 Result = TypeVar("Result")
 Write = Callable[[bytes], Awaitable[None]]
-
-
-class ClientGoneError(Exception):
-    """The client closed its connection. Nobody reads an answer."""
 
 
 async def answer(request: Request, studio: Studio, order: Order, stream: bool, stack: AsyncExitStack) -> Response:
@@ -117,20 +113,30 @@ class _Stream(Response):
             await write(b"", False)
 
     async def _write_events(self, write: Write) -> None:
+        errors: list[Exception] = []  # a group would wrap them
+
         async def beat() -> None:
-            while True:
-                await anyio.sleep(HEARTBEAT)
-                await write(BEAT)
+            try:
+                while True:
+                    await anyio.sleep(HEARTBEAT)
+                    await write(BEAT)
+            except ClientGoneError as error:
+                errors.append(error)
+                group.cancel_scope.cancel()
 
         async with anyio.create_task_group() as group:
             group.start_soon(beat)
             try:
                 await _in_time(self._studio, lambda: self._write_pictures(write))()
             except Exception as error:
-                found = explain(error)
-                self._studio.metrics.failed(found)
-                await write(as_error(found.body))
+                errors.append(error)
             group.cancel_scope.cancel()
+        if errors and isinstance(errors[0], ClientGoneError):
+            raise errors[0]
+        if errors:
+            found = explain(errors[0])
+            self._studio.metrics.failed(found)
+            await write(as_error(found.body))
 
     async def _write_pictures(self, write: Write) -> None:
         async for made in _pictures(self._studio, self._order):

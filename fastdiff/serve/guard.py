@@ -1,17 +1,16 @@
 """A guard in front of the application: keys, host names, and bodies that are too large or too slow."""
 
-import asyncio
 import ipaddress
 import time
 from contextlib import suppress
 
+import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fastdiff.serve.answering import ClientGoneError
 from fastdiff.serve.orders.limits import Limits
 from fastdiff.serve.studio import Studio
-from fastdiff.serve.wire.errors import ApiError, answer_of, explain
+from fastdiff.serve.wire.errors import ApiError, ClientGoneError, answer_of, explain
 
 OPEN = ("/health", "/ready", "/openapi.json")  # paths that need no key
 
@@ -30,7 +29,11 @@ class Guard:
         async def sending(message: Message) -> None:
             nonlocal begun
             begun = True
-            await send(message)
+            try:
+                with anyio.fail_after(self.studio.limits.send_seconds):
+                    await send(message)
+            except TimeoutError:  # the client does not read
+                raise ClientGoneError from None
 
         try:
             self._check(scope)
@@ -52,6 +55,8 @@ class Guard:
         if not keys and not _is_of_loopback(headers.get("host", "")):
             # A page of another site may have a name that leads to this machine (DNS rebinding).
             raise ApiError(403, "this host name is not allowed without keys; use localhost, or give the server --keys")
+        if not keys and not _is_of_loopback(headers.get("origin", "").rpartition("://")[2]):
+            raise ApiError(403, "pages of other sites are not let in; give the server --keys")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.studio.limits.body:
             raise _too_large(self.studio.limits.body)
@@ -69,7 +74,8 @@ class _Body:
         if self._done:
             return await self._receive()
         try:
-            message = await asyncio.wait_for(self._receive(), max(0.0, self._until - time.monotonic()))
+            with anyio.fail_after(max(0.0, self._until - time.monotonic())):
+                message = await self._receive()
         except TimeoutError:
             problem = f"the body took more than {self._limits.body_seconds:g} s; send it faster"
             raise ApiError(408, problem, code="body_timeout", headers={"Connection": "close"}) from None

@@ -16,6 +16,8 @@ from fastdiff.serve.offers import Offers
 from fastdiff.serve.orders.limits import Limits
 from fastdiff.serve.wire.errors import explain
 
+ENGINE_CLOSED = "engine: it is closed"  # the beginning of its error
+
 
 class Studio:
     """The models on offer and the engine that draws with them, for the endpoints of one server."""
@@ -26,7 +28,7 @@ class Studio:
         self.admission, self.metrics = Admission(limits), Metrics()
         self.drawer = Drawer(offers, self.engine, self.metrics, limits.minutes)
         self.loaded: Future[None] = Future()  # done when the models are in memory and warm
-        self.lost: Future[DeviceLostError] = Future()  # has the error of the device, once it fails
+        self.lost: Future[BaseException] = Future()  # has the error that ends the server
 
     def load(self, sizes: Sequence[tuple[int, int]] = ()) -> None:
         """Begin to load the models, and to draw a few steps of each of the `sizes` (width, height)."""
@@ -52,8 +54,9 @@ class Studio:
         return self.loaded.done() and self.loaded.exception() is None and not self.admission.closed
 
     def notice(self, error: BaseException) -> None:
-        """Look at the error of a request: the server cannot go on without its device."""
-        if isinstance(error, DeviceLostError) and not self.lost.done():
+        """Look at the error of a request: the server cannot go on without its device or its engine."""
+        is_closed = str(error).startswith(ENGINE_CLOSED) and not self.admission.closed
+        if (isinstance(error, DeviceLostError) or is_closed) and not self.lost.done():
             self.lost.set_result(error)
 
     def close(self, seconds: float) -> bool:

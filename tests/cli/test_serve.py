@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from fastdiff import cli
+from fastdiff.diffusion.shared_steps import Company
+from fastdiff.errors import DeviceLostError
 from fastdiff.serve.keys import VARIABLE
 from tests.support.waiting import TIMEOUT
 
@@ -43,6 +45,20 @@ def test_a_port_in_use_is_one_line(capsys):
         port = taken.getsockname()[1]
         assert cli.main(["serve", "--device", "cpu", "--port", str(port)]) == 1
     assert f"port {port} at 127.0.0.1 is not free" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error, said", [(DeviceLostError("the GPU failed"), "the GPU failed"), (MemoryError(), "out of memory")]
+)
+def test_a_server_without_its_device_or_its_models_ends(monkeypatch, capsys, error, said):
+    def fail(*_):
+        raise error
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(Company, "take", fail)
+    assert cli.main(["serve", "--device", "cpu", "--port", "0"]) == 1
+    assert said in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

@@ -1,8 +1,12 @@
 """Connections that are slow, half closed or broken, and bodies and headers that are too large."""
 
+import json
+import socket
+from unittest import mock
+
 import pytest
 
-from tests.serve.conftest import error_of, raw, request_of, served_by, wait_until_empty
+from tests.serve.conftest import SMALL, error_of, raw, request_of, served_by, wait_until_empty
 from tests.support.waiting import wait_for
 
 
@@ -41,6 +45,18 @@ def test_a_connection_that_is_half_closed_leaves_nothing(served):
             connection.makefile("rb").read()
         wait_until_empty(served)
     assert served.generate().status_code == 200
+
+
+def test_a_client_that_does_not_read_is_given_up(sd1, one_thread):
+    with served_by(sd1, send_seconds=0.05) as served, raw(served) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        body = json.dumps({"prompt": "a", **SMALL, "stream": True})
+        patch = "fastdiff.serve.answering._event_of"
+        with mock.patch(patch, lambda *_: b": " + b"x" * 2**24 + b"\n\n"):  # more than the buffers of sockets hold
+            connection.sendall(request_of(body.encode()))
+            wait_for(lambda: served.studio.admission.here)
+            wait_until_empty(served)
+        assert served.generate().status_code == 200
 
 
 def test_a_large_body_is_refused_before_it_is_read(impatient):

@@ -76,6 +76,8 @@ def test_other_bodies_and_paths(served):
         (served.http.get("/v1/images/generations"), 405),
         (served.http.get("/v1/images/variations"), 404),
         (served.http.get("/health", headers={"host": "evil.example"}), 403),
+        (served.http.post("/v1/images/edits", headers={"origin": "https://evil.example"}), 403),
+        (served.http.post("/v1/images/edits", headers={"origin": "null"}), 403),
     ):
         assert answer.status_code == status
         error_of(answer)

@@ -21,6 +21,7 @@ class Limits:
     body: int = 2**26  # bytes
     body_seconds: float = 60.0  # for the whole body
     header_seconds: float = 20.0  # for the headers
+    send_seconds: float = 60.0  # for a part of an answer that the client does not read
     seconds: float = 600.0  # for waiting and drawing
     minutes: float | None = None  # that drawing may take, by the measured speed; None: no limit
 

@@ -60,6 +60,10 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
+class ClientGoneError(Exception):
+    """The client closed its connection, or reads no more. Nobody gets an answer."""
+
+
 def answer_of(error: ApiError) -> Response:
     """Return the HTTP answer for an error."""
     return JSONResponse(error.body, status_code=error.status, headers=error.headers)
