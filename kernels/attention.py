@@ -161,10 +161,9 @@ class AttentionCall(Call[Tensor]):
         }  # fmt: skip
 
     def _plan(self) -> Choice | None:
-        """Return the row whose plan covers these sizes, for any mask. Without plans: lengths and grouped keys."""
-        if self.group > 1 or self.lengths is not None:
-            return None
+        """Return the row whose plan covers these sizes, for any mask."""
         sizes = {"width": self.width, "keys": self.k.shape[1], "elements": self.q.numel()}
+        sizes |= {"group": self.group, "lengths": self.lengths is not None}
         return plan_of("attention", bits=8 * self.q.itemsize, residual=self.residual is not None, **sizes)
 
     @property
@@ -188,7 +187,8 @@ class AttentionCall(Call[Tensor]):
         if plan is None:
             raise NotImplementedError("no plan for this shape")
         bias = None if self.bias is None else self.bias.contiguous()
-        return on_hopper.launch_plan(plan.tiles, *self._side_by_side(), self.heads, causal=self.causal, bias=bias)
+        lengths, inputs = side_by_side(self.lengths), self._side_by_side()
+        return on_hopper.launch_plan(plan.tiles, *inputs, self.heads, causal=self.causal, bias=bias, lengths=lengths)
 
     def kernel(self) -> Tensor:
         from fastdiff.kernels.device.attention import LOG2_E, attention_kernel  # imports Triton

@@ -93,6 +93,8 @@ def _attention(plan: str, numbers: Numbers) -> Iterator[Trial]:
         pictures["q"] = numbers.normal(PICTURES, queries, channels)
         if mask == "masked":
             pictures["bias"] = numbers.normal(PICTURES, keys)
+        if found["lengths"]:
+            pictures["lengths"] = torch.arange(keys, keys - PICTURES, -1, dtype=torch.int32, device=numbers.device)
         yield Trial(attention, pictures, {"heads": HEADS, "causal": mask == "causal"})
 
 

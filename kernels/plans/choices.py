@@ -92,6 +92,12 @@ def _attention(name: str, widths: range, keys: range, plan: AttentionPlan, *how:
         yield Choice("attention", SM_90, facts, "hopper", "attention.json", plan_name, tiles=plan)
 
 
+def _attention_with_lengths(name: str, widths: range, keys: range, plan: AttentionPlan) -> Choice:
+    """Return the row of a plan for pictures with numbers of keys of their own."""
+    (row,) = _attention(name, widths, keys, plan)
+    return row._replace(facts={**row.facts, "lengths": True}, measured=CHOSEN, off_in=UNMEASURED)
+
+
 def attention_plan(name: str, mask: str) -> str:
     """Return the name of an attention plan. `mask` is "" (none), "causal" or "masked"."""
     return f"{name}, {mask}" if mask else name
@@ -115,6 +121,8 @@ PIXELS, DEPTHS, MORE = (65536, 16384, 4096, 1024, 256), (128, 256, 512), sys.max
 # Plans that were over 2.5 % slower than what runs instead, at the largest size of `bench_tritons.py plans`, in these
 # versions of Triton (tritons.json). The bits are the same either way.
 SLOWER_IN = {"linear 320 to 960": ((3, 7), (3, 9)), "geglu 640 to 5120, fp8": ((3, 7),)}
+# Of a plan that no GPU has run yet. Once it was measured, `off_in` lists only the versions in which it was slower.
+UNMEASURED = confirmation.VERSIONS
 # Triton 3.8 compiles no convolution in Gluon: it cannot view a part of shared memory as another shape.
 CONVOLUTIONS_OFF_IN = ((3, 8),)
 
@@ -213,6 +221,8 @@ CHOICES = ChoiceTable((
     _attention_by_library(span(65, 128), span(256)),
     _attention_by_library(span(129, 192), span(1024)),
     _attention_by_library(span(193, 256), span(256)),
+    _attention_with_lengths("attention with lengths, heads of 128", span(97, 128), span(1024),
+                            AttentionPlan(AttentionTiles((128, 0), 128, groups=2))),
     # 2 to 8 times as fast at every width: Triton has no tensor cores for float32
     Choice("attention", SM_90, {"bits": 32, "head_bytes": range(0, 2**16, 16), "mask": ("", "causal")} | ALL_KEYS,
            "library", UNSAVED, why="float32: torch's library is faster on sm_90"),

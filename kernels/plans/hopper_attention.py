@@ -72,8 +72,9 @@ def launch_plan(
     *,
     causal: bool = False,
     bias: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> Tensor:
-    """Launch a plan's kernel: softmax(q k^T / sqrt(d) + bias) v."""
+    """Launch a plan's kernel: softmax(q k^T / sqrt(d) + bias) v. Only the Gluon kernel takes `lengths`."""
     out = q.new_empty(q.shape)
     if isinstance(plan.tiles, FewKeys):
         _launch_few_keys(plan.tiles, out, q, k, v, bias, heads, causal)
@@ -82,12 +83,20 @@ def launch_plan(
     if plan.few is not None:
         count = q.shape[0] * heads * triton.cdiv(q.shape[1], 2 * BLOCK)
         tiles = tiles if count > plan.busy * multiprocessors(q.device) else plan.few
-    _launch_tiles(tiles, out, q, k, v, bias, heads, causal)
+    _launch_tiles(tiles, out, q, k, v, bias, lengths, heads, causal)
     return out
 
 
 def _launch_tiles(
-    tiles: AttentionTiles, out: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, heads: int, causal: bool
+    tiles: AttentionTiles,
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    heads: int,
+    causal: bool,
 ) -> None:
     from fastdiff.kernels.device.hopper.attention import LOG2_E, hopper_attention_kernel  # imports Gluon
 
@@ -100,11 +109,11 @@ def _launch_tiles(
     launch(
         hopper_attention_kernel, (min(count, programs) if tiles.persistent else count,),
         *_parts(out, heads, BLOCK, tiles), *_parts(q, heads, BLOCK, tiles), *_parts(k, heads, tiles.keys, tiles),
-        *_parts(v, heads, tiles.keys, tiles), bias, heads, pairs, full, small, keys,
+        *_parts(v, heads, tiles.keys, tiles), bias, lengths, heads, pairs, full, small, keys,
         (q.shape[2] // heads) ** -0.5 * LOG2_E.value,
         WGS=groups, D1=tiles.parts[0], D2=tiles.parts[1], BN=tiles.keys, STAGES=tiles.stages,
-        TILES=2 if tiles.persistent else 1, EVEN=keys % tiles.keys == 0, IN_TURN=tiles.in_turn and groups > 1,
-        CAUSAL=causal, REGISTERS=REGISTERS[groups], num_warps=4, **limit,
+        TILES=2 if tiles.persistent else 1, EVEN=lengths is None and keys % tiles.keys == 0,
+        IN_TURN=tiles.in_turn and groups > 1, CAUSAL=causal, REGISTERS=REGISTERS[groups], num_warps=4, **limit,
     )  # fmt: skip
 
 

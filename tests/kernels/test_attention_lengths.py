@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fastdiff.kernels.attention import attention
+from fastdiff.kernels.plans.choices import hopper_obstacle
 from tests.support.accuracy import peer_and_truth
 
 SHAPES = {  # N, queries, heads of queries and of keys, width of a head, the keys of each picture, all keys
@@ -84,6 +85,24 @@ def test_grouped_keys_have_the_bits_of_copies(attend, randn, dot_dtype, causal):
     copies = [each.unflatten(-1, (2, 16)).repeat_interleave(3, dim=2).flatten(2) for each in (k, v)]
     options = {"heads": 6, "causal": causal}
     assert torch.equal(attend(q, k, v, **options), attend(q, *copies, **options))
+
+
+@pytest.mark.gpu
+@MASKS
+def test_on_hopper(draw, assert_accurate, causal, runs_triton):
+    """The plan of sm_90, which is off until it is measured."""
+    q, k, v, lengths = draw(3, 4192, 30, 30, 128, (4160, 4192, 1100), 4192, torch.bfloat16)
+    options = {"heads": 30, "causal": causal}
+    reason = hopper_obstacle(attention.parse(q, k, v, lengths=lengths, **options)) if runs_triton else "no Triton here"
+    if reason is not None:
+        pytest.skip(reason)
+    y = attention.hopper(q, k, v, lengths=lengths, **options)
+    assert_accurate(y, *peer_and_truth(by_torch, torch.bfloat16, q, k, v, lengths.tolist(), **options))
+    for _ in range(20):
+        assert torch.equal(attention.hopper(q, k, v, lengths=lengths, **options), y)
+    for i, length in enumerate(lengths.tolist()):
+        own = q[i : i + 1], k[i : i + 1, :length], v[i : i + 1, :length]
+        assert torch.equal(attention.hopper(*own, lengths=lengths[i : i + 1], **options), y[i : i + 1])
 
 
 def test_a_residual(attend, draw, randn, dot_dtype):

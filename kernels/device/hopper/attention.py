@@ -54,6 +54,12 @@ def _product(columns):
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
+@gluon.constexpr_function
+def _rows(columns):
+    """Return a layout of (rows, columns) over a warpgroup, with 16 bytes of a row per thread."""
+    return gl.BlockedLayout([1, 8], [256 // columns, columns // 8], [4, 1], [1, 0])
+
+
 @gluon.jit
 def _keep(x):
     """Emit no instruction, but keep x in its registers until here, when the asynchronous product has read them."""
@@ -92,6 +98,32 @@ def _end_values(p, values, stage, acc, acc2, shape: gl.constexpr):
     _keep(p)
     mbarrier.arrive(values.read.index(stage), count=1)
     return acc, acc2
+
+
+@gluon.jit
+def _clear(memory, first, COLUMNS: gl.constexpr, shape: gl.constexpr):
+    """Write zeros to the rows of a block of values from row `first` on."""
+    LAYOUT: gl.constexpr = _rows(COLUMNS)
+    block = memory.reshape([shape.BN, COLUMNS])
+    x = block.load(LAYOUT)
+    is_seen = gl.expand_dims(gl.arange(0, shape.BN, gl.SliceLayout(1, LAYOUT)) < first, 1)
+    block.store(gl.where(is_seen, x, 0.0).to(memory.dtype))
+
+
+@gluon.jit
+def _clear_unseen(values, tile, shape: gl.constexpr):
+    """Write zeros to the values after a picture's last key, in the first block. They may be NaN.
+
+    Every warpgroup does, before its own product reads them. So none of them waits for another.
+    """
+    first = tile.keys - tile.last * shape.BN
+    if first < shape.BN:
+        stage = tile.done % shape.STAGES
+        mbarrier.wait(values.loaded.index(stage), tile.done // shape.STAGES & 1)
+        _clear(values.parts.first.index(stage), first, shape.D1, shape)
+        if shape.D2 > 0:
+            _clear(values.parts.second.index(stage), first, shape.D2, shape)
+        fence_async_shared()
 
 
 @gluon.jit
@@ -148,7 +180,7 @@ def _first_block(own, inputs, work, tile, free_before, WG: gl.constexpr, shape: 
     scores = _visible(scores, tile.last, tile, WG, work, shape)
     if not shape.EVEN:
         columns = tile.last * shape.BN + gl.arange(0, shape.BN, gl.SliceLayout(0, LAYOUT))
-        scores = gl.where(gl.expand_dims(columns < work.keys, 0), scores, -float("inf"))
+        scores = gl.where(gl.expand_dims(columns < tile.keys, 0), scores, -float("inf"))
     top = gl.max(scores, 1) * work.scale
     p = gl.exp2(scores * work.scale - gl.expand_dims(top, 1))
     return Walk(acc, acc2, top, gl.sum(p, 1), _operand(p, inputs.k.parts.first.dtype, shape))
@@ -208,6 +240,8 @@ def _attend(out, pieces, inputs, work, tile, free_before, turns, WG: gl.constexp
     if shape.D2 > 0:
         own = Parts(own.first, pieces.second.reshape([64, shape.D2]))
     walk = _first_block(own, inputs, work, tile, free_before, WG, shape)
+    if work.lengths_ptr is not None:
+        _clear_unseen(inputs.v, tile, shape)
     for i in range(1, tile.last + 1):
         walk = _next_block(walk, i, own, inputs, work, tile, turns, WG, shape)
     _finish(walk, out, pieces, own, inputs, work, tile, WG, shape)
@@ -261,13 +295,14 @@ def _consume(out, inputs, work, turns, WG: gl.constexpr, shape: gl.constexpr):
 
 @gluon.jit(do_not_specialize=SIZES)
 def hopper_attention_kernel(
-    out, out2, q, q2, k, k2, v, v2, bias_ptr, heads, pairs, full_tiles, small_tiles, keys, scale,
+    out, out2, q, q2, k, k2, v, v2, bias_ptr, lengths_ptr, heads, pairs, full_tiles, small_tiles, keys, scale,
     WGS: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     TILES: gl.constexpr, EVEN: gl.constexpr, IN_TURN: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """softmax(q k^T scale + bias) v. Descriptors of (pictures, heads, rows, width), with blocks of D1 and D2 columns.
 
-    scale includes log2(e), for exp2; bias, one value per key, does not.
+    scale includes log2(e), for exp2; bias, one value per key, does not. lengths_ptr: how many keys of each picture are
+    read; None for all.
     """
     shape: gl.constexpr = Shape(WGS, D1, D2, BN, STAGES, TILES, EVEN, IN_TURN, CAUSAL)
     out, q, k, v = Parts(out, out2), Parts(q, q2), Parts(k, k2), Parts(v, v2)
@@ -281,7 +316,7 @@ def hopper_attention_kernel(
     fence_async_shared()
     cuda.gdc_wait()
     cuda.gdc_launch_dependents()
-    work = Work(pairs, heads, full_tiles, small_tiles, keys, gl.cdiv(keys, BN) - 1, scale, bias_ptr)
+    work = Work(pairs, heads, full_tiles, small_tiles, keys, gl.cdiv(keys, BN) - 1, scale, bias_ptr, lengths_ptr)
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     THIRD: gl.constexpr = 2

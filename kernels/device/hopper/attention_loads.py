@@ -53,6 +53,7 @@ class Work(NamedTuple):
     last: Any  # index of the last block of keys
     scale: Any
     bias_ptr: Any  # (pictures, keys), or None
+    lengths_ptr: Any  # (pictures,): how many keys a picture attends to; None for all
 
 
 class Tile(NamedTuple):
@@ -62,6 +63,7 @@ class Tile(NamedTuple):
     last: Any  # the last block of keys that its queries see, which is visited first
     turn: Any  # number of earlier tiles of this program
     done: Any  # number of their blocks of keys
+    keys: Any  # how many keys its queries attend to
 
 
 class Place(NamedTuple):
@@ -95,12 +97,16 @@ def place_of(number, work, shape: gl.constexpr):
 def tile_of(number, turn, done, work, shape: gl.constexpr):
     """Return a tile by its number, in a program that has done `turn` tiles with `done` blocks of keys."""
     last = work.last
+    keys = work.keys
+    if work.lengths_ptr is not None:
+        keys = gl.minimum(keys, gl.load(work.lengths_ptr + place_of(number, work, shape).picture))
+        last = gl.cdiv(keys, shape.BN) - 1
     if shape.CAUSAL:  # up to the last query's own key
         row = place_of(number, work, shape).row
         last = gl.minimum(last, (row + shape.WGS * 64 - 1) // shape.BN)
-    else:  # the same value, without a register that lives across tiles
+    elif work.lengths_ptr is None:  # the same value, without a register that lives across tiles
         done = turn * (last + 1)
-    return Tile(number, last, turn, done)
+    return Tile(number, last, turn, done, keys)
 
 
 @gluon.jit

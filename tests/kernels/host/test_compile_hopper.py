@@ -29,12 +29,13 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def attend(n, tokens, heads, width, keys=None, dtype=torch.bfloat16, bias=False, **options):
+def attend(n, tokens, heads, width, keys=None, dtype=torch.bfloat16, bias=False, lengths=False, **options):
     q, k, v = meta(n, tokens, 3 * heads * width, dtype=dtype).chunk(3, dim=-1)
     if keys is not None:
         k, v = meta(n, keys, 2 * heads * width, dtype=dtype).chunk(2, dim=-1)
     bias = meta(n, k.shape[1], dtype=dtype) if bias else None
-    return lambda: attention.hopper(q, k, v, heads=heads, bias=bias, **options)
+    counts = meta(n, dtype=torch.int32) if lengths else None
+    return lambda: attention.hopper(q, k, v, heads=heads, bias=bias, lengths=counts, **options)
 
 
 def project(
@@ -94,6 +95,7 @@ CASES = {
     "attention-L4096-h8-d40-causal": attend(2, 4096, 8, 40, causal=True),
     "attention-L1024-h8-d80-masked": attend(2, 1024, 8, 80, bias=True),
     "attention-L4096-keys77-h8-d40-masked": attend(2, 4096, 8, 40, keys=77, bias=True),
+    "attention-L4192-h30-d128-lengths": attend(2, 4192, 30, 128, lengths=True),
     "attention-L77-h12-d64-causal-fp16": attend(2, 77, 12, 64, dtype=torch.float16, causal=True),
     "linear-N2-C1152-fc1": project(2, 256, 1152, 4608, activation="gelu_tanh"),
     "linear-N2-C1152-qkv-fp16": project(2, 256, 1152, 3456, dtype=torch.float16),
@@ -121,7 +123,7 @@ CASES = {
 
 
 ATTENTION_PLANS = [row for row in CHOICES.rows if row.operation == "attention" and row.plan and not row.facts["mask"]]
-QUICK_PLANS = {"attention to 80 keys", "attention to 256 keys, heads of 80"}
+QUICK_PLANS = {"attention to 80 keys", "attention to 256 keys, heads of 80", "attention with lengths, heads of 128"}
 LOWERED = ("conv2d-N2-C640-H32-fp8-shortcut-C1280+640", "linear-int8-N2-L1024-C1280-qkv")
 
 
@@ -135,8 +137,9 @@ def for_sm_90(launches, monkeypatch):
 def least_width(plan):
     """Return a call with a plan's narrowest heads and fewest keys."""
     width, keys = -(-plan.facts["width"].start // 8) * 8, plan.facts["keys"].start
-    assert plan_of("attention", width=width, keys=keys) is plan
-    return attend(1, 64, 2, width, keys=keys)
+    lengths = plan.facts["lengths"]
+    assert plan_of("attention", width=width, keys=keys, lengths=lengths) is plan
+    return attend(1, 64, 2, width, keys=keys, lengths=lengths)
 
 
 @pytest.mark.parametrize(

@@ -322,6 +322,7 @@ def _gl() -> SimpleNamespace:
     return SimpleNamespace(
         constexpr=Any, int64="int64", float32=np.float32,
         NVMMASharedLayout=_nothing, NVMMADistributedLayout=_nothing, SliceLayout=_nothing, DotOperandLayout=_nothing,
+        BlockedLayout=_nothing,
         program_id=lambda axis: Scalar(_running.program), num_programs=lambda axis: Scalar(_running.programs),
         maximum=_either(np.maximum), minimum=_either(np.minimum), cdiv=lambda a, b: Scalar(-(-int(a) // int(b))),
         static_range=range, arange=lambda first, end, layout: _values(np.arange(first, end)),

@@ -59,6 +59,29 @@ def test_attention_emulated(shape, way, monkeypatch):
     torch.testing.assert_close(y.double(), truth, rtol=1e-3, atol=1e-5)
 
 
+LENGTHS = {  # queries, keys, width, the keys of each picture
+    "keys1100-d128-three-lengths": (70, 1100, 128, (1100, 1030, 5)),
+    "keys1024-d104-a-whole-block": (200, 1024, 104, (1024, 896)),
+}
+
+
+@pytest.mark.parametrize(("case", "causal", "multiprocessors"), product(LENGTHS, (False, True), (1, 40), together=1))
+def test_attention_with_lengths_emulated(case, causal, multiprocessors, monkeypatch):
+    """Keys and values after a picture's own are NaN. The work of a program differs from tile to tile."""
+    monkeypatch.setattr(hopper_attention, "launch", emulated("hopper_attention_kernel", "attention_loads", "attention"))
+    monkeypatch.setattr(launching, "INTERPRETER_MULTIPROCESSORS", multiprocessors)
+    queries, keys, width, lengths = case
+    q, kv = numbers(len(lengths), queries, 2 * width), numbers(len(lengths), keys, 4 * width)
+    for row, length in zip(kv, lengths, strict=True):
+        row[length:] = torch.nan
+    k, v = kv.chunk(2, dim=-1)
+    options = {"heads": 2, "causal": causal}
+    y = attention.hopper(q, k, v, lengths=torch.tensor(lengths, dtype=torch.int32), **options)
+    for i, length in enumerate(lengths):
+        own = q[i : i + 1], k[i : i + 1, :length], v[i : i + 1, :length]
+        torch.testing.assert_close(y[i : i + 1].double(), exact(*own, *options.values()), rtol=1e-3, atol=1e-5)
+
+
 def test_causal_scores_far_below_zero_emulated(monkeypatch):
     """Masked keys must not affect the maximum. These scores are rounded by 1/8."""
     monkeypatch.setattr(hopper_attention, "launch", emulated("hopper_attention_kernel", "attention_loads", "attention"))
