@@ -25,7 +25,9 @@ GFLOP = {
     "sd15_b16": 12852,
     "sdxl_b2": 13522,
 }
-MODELS_GPU: dict[str, Workload] = {name: (*workload, GFLOP.get(name)) for name, workload in TUNED.items()}
+MODELS_GPU: dict[str, Workload] = {  # Z-Image has a benchmark of its own
+    name: (*workload, GFLOP.get(name)) for name, workload in TUNED.items() if not name.startswith("z-image")
+}
 MODELS_CPU: dict[str, Workload] = {
     "emoji64_b1": (EMOJI64, 1, None),
     "emoji64_b8": (EMOJI64, 8, None),

@@ -4,7 +4,8 @@ This module imports only fastdiff's public names and `tuning`, because `python b
 runs it with the code of other commits too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from fastdiff.tuning import timing
 from fastdiff.tuning.models import class_name
 
 TEXT_LENGTH, TIME_IDS = 77, 6  # tokens of a prompt, and the number of SDXL's time ids
+Z_IMAGE = "ZImageTransformer2DModel"
+LATENT_SIDE, CAPTION_LENGTH = 128, 60  # of Z-Image: 1024x1024 pixels, and tokens of a caption before their padding
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -32,16 +35,30 @@ def forward(config: dict[str, Any], batch: int, dtype: torch.dtype) -> Callable[
 def random_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
     """Return our model with a config, and with the same random weights in every run."""
     torch.manual_seed(0)
-    with timing.DEVICE:  # the CPU takes long to draw the weights of a large model
-        return getattr(fastdiff, class_name(config)).from_config(config).to(dtype)
+    name = class_name(config)
+    with timing.DEVICE, _made_in(dtype if name == Z_IMAGE else torch.float32):  # the CPU takes long to draw the numbers
+        return getattr(fastdiff, name).from_config(config).to(dtype)
+
+
+@contextmanager
+def _made_in(dtype: torch.dtype) -> Iterator[None]:
+    """Make new parameters in `dtype`. In float32, the 6 billion parameters of Z-Image would fill a card of 24 GB."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def inputs(config: dict[str, Any], batch: int) -> tuple[Any, ...]:
     """Return the arguments of a forward, in float32.
 
     They are the sample (N, C, H, W), or (N, C, L) for a planner, and timesteps (N,). A label model also gets labels
-    (N,) or None, and a text model its text.
+    (N,) or None, and a text model its text. Z-Image gets latents (C, 1, H, W), times (N,) and captions (L, C).
     """
+    if class_name(config) == Z_IMAGE:
+        return _captioned_inputs(config, batch)
     timesteps = torch.full((batch,), 500, device=timing.DEVICE)
     if class_name(config) == "UNet1DModel":
         return torch.randn(batch, config["in_channels"], config["sample_size"], device=timing.DEVICE), timesteps
@@ -51,6 +68,13 @@ def inputs(config: dict[str, Any], batch: int) -> tuple[Any, ...]:
     sample = torch.randn(batch, config.get("in_channels", 3), side, side, device=timing.DEVICE)
     labels = torch.zeros(batch, dtype=torch.int64, device=timing.DEVICE) if labelled else None
     return sample, timesteps, labels
+
+
+def _captioned_inputs(config: dict[str, Any], batch: int) -> tuple[Any, ...]:
+    side = config.get("sample_size", LATENT_SIDE)
+    latents = torch.randn(batch, config["in_channels"], 1, side, side, device=timing.DEVICE)
+    captions = torch.randn(batch, CAPTION_LENGTH, config["cap_feat_dim"], device=timing.DEVICE)
+    return latents.unbind(), torch.full((batch,), 0.5, device=timing.DEVICE), captions.unbind()
 
 
 def _text_inputs(config: dict[str, Any], timesteps: Tensor) -> tuple[Any, ...]:

@@ -74,6 +74,7 @@ DIT_XL2: dict[str, Any] = {  # facebook/DiT-XL-2-256
     "num_embeds_ada_norm": 1000,
     "activation_fn": "gelu-approximate",
 }
+Z_IMAGE: dict[str, Any] = {"cap_feat_dim": 2560, "in_channels": 16}  # Tongyi-MAI/Z-Image-Turbo
 HOPPER32: dict[str, Any] = {  # the policy of bglick13/hopper-medium-v2-value-function-hor32, with its horizon
     "sample_size": 32,
     "in_channels": 14,
@@ -111,6 +112,7 @@ WORKLOADS: dict[str, tuple[dict[str, Any], int]] = {
         ("dit", DIT_XL2, (2, 32), ("",)),
         ("sd15", SD15, (2, 16), ("",)),
         ("sdxl", SDXL, (2,), ("",)),
+        ("z-image", Z_IMAGE, (1, 2), ("",)),
         ("hopper32", HOPPER32, (1, 64, 1024), ("", "_fp32")),
         ("hopper128", HOPPER128, (1, 64), ("", "_fp32")),
     )
@@ -121,6 +123,8 @@ WORKLOADS: dict[str, tuple[dict[str, Any], int]] = {
 
 def class_name(config: dict[str, Any]) -> str:
     """Return the class name of a config, in diffusers and in fastdiff."""
+    if "cap_feat_dim" in config:
+        return "ZImageTransformer2DModel"
     if "cross_attention_dim" in config:
         return "UNet2DConditionModel"
     if "mid_block_type" in config:

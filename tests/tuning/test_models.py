@@ -19,7 +19,7 @@ def test_the_tuned_text_model_is_the_bundled_one():
 def test_the_names_say_model_batch_and_dtype():
     assert models.WORKLOADS["hopper32_b64_fp32"] == models.WORKLOADS["hopper32_b64"] == (models.HOPPER32, 64)
     assert models.WORKLOADS["sdxl_b2"] == (models.SDXL, 2)
-    assert len(models.WORKLOADS) == 26
+    assert len(models.WORKLOADS) == 28
 
 
 def test_the_list_of_workloads_needs_no_torch():
@@ -42,6 +42,26 @@ def test_the_inputs_of_sdxl_fit_its_model():
         shapes = fastdiff.UNet2DConditionModel.from_config(models.SDXL).config.prompt_shapes
     assert (sample.shape, timesteps.shape, nothing) == ((2, 4, 8, 8), (2,), [None] * 4)
     assert {"encoder_hidden_states": text.shape[1:], **{name: each.shape[1:] for name, each in added.items()}} == shapes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_forward_of_z_image_is_made_in_its_dtype(dtype, monkeypatch):
+    """At its true size, the caption and the picture of a step have 4160 tokens."""
+    small = {"dim": 128, "n_layers": 1, "n_refiner_layers": 1, "n_heads": 1, "cap_feat_dim": 64}
+    made, kind = [], fastdiff.ZImageTransformer2DModel
+    build = kind.from_config
+    monkeypatch.setattr(kind, "from_config", lambda config: made.append(build(small | {"in_channels": 16})) or made[0])
+    monkeypatch.setattr(kind, "to", lambda model, dtype: model)
+    config, batch = models.WORKLOADS["z-image_b2"]
+    call = forwards.forward(config | small, batch, dtype)
+    assert made[0].dtype == dtype and torch.get_default_dtype() == torch.float32
+    monkeypatch.setattr(forwards, "LATENT_SIDE", 8)
+    with torch.inference_mode():
+        small_ones = forwards.inputs(config | small, batch)
+        assert len(made[0](*forwards.in_dtype(small_ones, dtype)).sample) == 2
+    monkeypatch.undo()
+    latents, _, captions = forwards.inputs(config, 1)
+    assert (latents[0].shape, captions[0].shape) == ((16, 1, 128, 128), (60, 2560)) and callable(call)
 
 
 def test_floats_alone_change_their_dtype():

@@ -61,7 +61,7 @@ def test_attention_emulated(shape, way, monkeypatch):
 
 LENGTHS = {  # queries, keys, width, the keys of each picture
     "keys1100-d128-three-lengths": (70, 1100, 128, (1100, 1030, 5)),
-    "keys1024-d104-a-whole-block": (200, 1024, 104, (1024, 896)),
+    "keys1024-d104-whole-blocks": (200, 1024, 104, (1024, 896, 1000)),
 }
 
 
