@@ -105,6 +105,7 @@ class AskedStep:
 
 Share = Callable[[AskedStep], tuple[Tensor, ...]]
 sharing: ContextVar[Share | None] = ContextVar("sharing", default=None)
+waited: ContextVar[float] = ContextVar("waited", default=0.0)  # seconds that a run has waited for other runs
 
 
 class _Joined(NamedTuple):

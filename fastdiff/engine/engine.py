@@ -9,6 +9,7 @@ order of the requests.
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from functools import partial
@@ -187,7 +188,11 @@ class Engine:
             elif request.step.changed:
                 request.go_on(InputError("engine: the model's weights changed during the request; draw it again"))
         chosen = [request for request in chosen if request.step_is_wanted]
-        for request, result in zip(chosen, self._results([request.step for request in chosen]), strict=True):
+        began = time.perf_counter()
+        results = self._results([request.step for request in chosen])
+        for request in chosen:
+            request.seconds = time.perf_counter() - began
+        for request, result in zip(chosen, results, strict=True):
             request.go_on(result)
 
     def _results(self, asked: list[AskedStep]) -> "list[tuple[Tensor, ...] | Exception]":

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextvars import copy_context
@@ -9,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fastdiff.diffusion.shared_steps import AskedStep, sharing
+from fastdiff.diffusion.shared_steps import AskedStep, sharing, waited
 from fastdiff.engine.turns import Waiting
 from fastdiff.engine.weights import Wanted
 
@@ -21,6 +22,7 @@ class Request:
         self.wanted = wanted
         self.future: Future[Any] = Future()
         self.asked: AskedStep | None = None
+        self.seconds = 0.0  # of its last step, with the company's
         self._function: Callable[[], Any] | None = function
         self._since, self._order = 0, itertools.count()
         self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
@@ -76,9 +78,10 @@ class Request:
     def _ask(self, step: AskedStep) -> tuple[Tensor, ...]:
         """Wait for the result of a step."""
         _ = step.key  # computed here, so that its errors are this request's
-        self.asked, self._since = step, next(self._order)
+        self.asked, self._since, self.seconds, before = step, next(self._order), 0.0, time.perf_counter()
         self._back.release()
         self._turn.acquire()
+        waited.set(waited.get() + time.perf_counter() - before - self.seconds)
         result, self._result = self._result, ()
         if not isinstance(result, BaseException):
             return result

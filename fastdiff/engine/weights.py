@@ -65,16 +65,16 @@ class Applied:
     """The weights that each model has."""
 
     def __init__(self) -> None:
-        self._of: WeakKeyDictionary[Any, Weights] = WeakKeyDictionary()
+        self._of: WeakKeyDictionary[Any, Hashable] = WeakKeyDictionary()  # keys alone: `apply` may keep the model alive
 
     def apply(self, model: Any, weights: Weights | None) -> None:
         """Put weights into a model unless it has them. Raises the errors of `Weights.apply`.
 
         None leaves the model as it is. Its own requests may change it, so nothing is known of it afterwards.
         """
-        if weights is not None and self._of.get(model) == weights:
+        if weights is not None and model in self._of and self._of[model] == weights.key:
             return
         self._of.pop(model, None)  # an error may leave any weights behind
         if weights is not None:
             weights.apply()
-            self._of[model] = weights
+            self._of[model] = weights.key

@@ -1,6 +1,7 @@
 """Gives a shared model the LoRAs, embeddings and IP-Adapter of a request. Loaded files are not read again."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,7 +25,7 @@ class Applier:
     """The LoRAs and embeddings that the last run has put into each model. The next run takes them out.
 
     The bits are the command's, which makes the same LoRAs part of the weights: both compute a weight and its changes in
-    float32 and round once. Only one run draws at a time, so the model needs no copy.
+    float32 and round once. Runs with other LoRAs wait for each other, so the model needs no copy.
     """
 
     def __init__(self, files: OptionFiles) -> None:
@@ -82,6 +83,7 @@ class Prompter:
     def __init__(self) -> None:
         # by the denoiser: the states of the files of the image encoder, and of the IP-Adapter
         self._there: WeakKeyDictionary[Model, tuple[_State, _State]] = WeakKeyDictionary()
+        self._lock = threading.Lock()
 
     def apply(self, shared: Any, request: Request) -> Any:
         """Return a copy of a shared pipeline with the IP-Adapter of a request. Loaded files are not read again.
@@ -91,18 +93,28 @@ class Prompter:
         folder = find_image_encoder(request.ip_adapter[0], request.image_encoder)
         encoder = tuple(map(state_of, [*image_encoder_weights(folder), folder / "config.json"]))
         files = [find_ip_adapter(name) for name in request.ip_adapter]
-        wanted = encoder, tuple(map(state_of, files))
+        with self._lock:
+            self._load(shared, folder, files, (encoder, tuple(map(state_of, files))))
+            pipe = shared.with_scheduler(shared.scheduler)
+        pipe.set_ip_adapter_scale([*request.ip_adapter_scale])
+        return pipe
+
+    def _load(self, shared: Any, folder: Path, files: Sequence[Path], wanted: tuple[_State, _State]) -> None:
+        """Load an image encoder and IP-Adapters into a shared pipeline, unless it has them."""
         there = self._there.pop(shared.denoiser, ((), ()))
         if there != wanted:
-            kept = shared.image_encoder if there[0] == encoder else None
+            kept = shared.image_encoder if there[0] == wanted[0] else None
             shared.unload_ip_adapter()
             where = {"dtype": shared.denoiser.dtype, "device": shared.denoiser.device}
             shared.image_encoder = kept or CLIPVisionModelWithProjection.from_pretrained(folder, **where)
             shared.load_ip_adapter(files)
         self._there[shared.denoiser] = wanted
-        pipe = shared.with_scheduler(shared.scheduler)
-        pipe.set_ip_adapter_scale([*request.ip_adapter_scale])
-        return pipe
+
+
+def weights_key(request: Request) -> Hashable:
+    """Return what is equal for requests that need the same LoRAs and embeddings. Raises OSError if a file is gone."""
+    given = [[FileOption.parse(text) for text in texts] for texts in (request.lora, request.embedding)]
+    return tuple(tuple((_state(option), option.value) for option in options) for options in given)
 
 
 def _loaded(pipe: Pipeline) -> list[str]:

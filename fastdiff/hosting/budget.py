@@ -33,16 +33,19 @@ class Budget:
         return max(known, default=0.0)
 
     def watch(self, steps: Iterator[Progress]) -> Iterator[Progress]:
-        """Yield and time the steps of a run. Raises InputError once the estimate exceeds the limit."""
+        """Yield and time the steps of a run. Raises InputError once the estimate exceeds the limit.
+
+        Waiting for other runs does not count.
+        """
         fastest, before = math.inf, 0.0
         for count, progress in enumerate(steps, 1):
-            fastest = min(fastest, (progress.seconds - before) / len(progress.places))
-            before = progress.seconds
+            seconds = progress.seconds - progress.waited
+            fastest, before = min(fastest, (seconds - before) / len(progress.places)), seconds
             yield progress
             if count > 1:  # the first step may also compile and load
                 of_size = self._seconds[_model(progress.run)]
                 of_size[_pixels(progress.run)] = min(fastest, of_size.get(_pixels(progress.run), math.inf))
-                self._refuse_over(progress.seconds + fastest * _steps(progress.run) * (1 - progress.fraction))
+                self._refuse_over(seconds + fastest * _steps(progress.run) * (1 - progress.fraction))
 
     def _refuse_over(self, seconds: float) -> None:
         if self.minutes is not None and seconds > 60 * self.minutes:

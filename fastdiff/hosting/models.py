@@ -2,8 +2,9 @@
 
 import contextlib
 import threading
-from collections import OrderedDict
-from contextlib import AbstractContextManager, nullcontext
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -64,18 +65,29 @@ class Models:
         self._most = most
         self._loaded: OrderedDict[tuple[object, Precision], Pipeline] = OrderedDict()
         self._nets: OrderedDict[object, ControlNetModel] = OrderedDict()
+        self._in_use: Counter[tuple[object, Precision]] = Counter()
         self._lock = threading.Lock()
 
     def pipeline(self, card: ModelCard, scheduler: str | None, precision: Precision = PRECISION) -> Pipeline:
         """Return a pipeline with its own `scheduler` around the model that all requests share."""
         return _without_images(self._load(card, precision), scheduler_of(card, scheduler))
 
+    @contextmanager
+    def using(self, run: Run) -> Iterator[Pipeline]:
+        """Keep the model of a run in memory during the block. Yields as `pipeline_of`."""
+        key = _key(run.card, run.request.precision)
+        with self._lock:
+            self._in_use[key] += 1
+        try:
+            yield self.pipeline_of(run)
+        finally:
+            with self._lock:
+                self._in_use -= Counter([key])
+
     def pipeline_of(self, run: Run) -> Pipeline:
-        """Return the pipeline of a run, with its ControlNet and its IP-Adapter.
+        """Return the pipeline of a run, with its ControlNet and its IP-Adapter. `apply` gives the model the LoRAs.
 
-        The model has the LoRAs and embeddings of the run until the next call.
-
-        Raises as `Pipeline.from_card`, `Applier.apply`, `Prompter.apply` and `ControlNetModel.from_pretrained`.
+        Raises as `Pipeline.from_card`, `Prompter.apply` and `ControlNetModel.from_pretrained`.
         """
         request, shared = run.request, self._load(run.card, run.request.precision)
         scheduler = scheduler_of(run.card, request.scheduler)
@@ -84,7 +96,6 @@ class Models:
                 pipe = self._prompter.apply(shared, request).with_scheduler(scheduler)
             else:
                 pipe = _without_images(shared, scheduler)
-            self._applier.apply(pipe, request)
             return self._controlled(pipe, run)
         except (InputError, NonFiniteError) as error:
             raise type(error)(self.catalogue.without_paths(str(error))) from None
@@ -93,21 +104,28 @@ class Models:
         """Give the model of a pipeline the LoRAs and embeddings of a request alone. Raises as `Applier.apply`."""
         self._applier.apply(pipe, request)
 
-    def warm_up(self, name: str, device: AbstractContextManager[object] | None = None) -> None:
-        """Load a model and draw one step, so the first request finds the model ready. device: held meanwhile."""
+    def warm_up(self, name: str, call: Callable[[Pipeline, Callable[[], None]], object] | None = None) -> None:
+        """Load a model and draw one step, so the first request finds the model ready.
+
+        call: calls a function that draws with a pipeline; default: at once.
+        """
+
+        def step() -> None:
+            subject = {"prompt": ""} if pipe.reads_text else {"class_labels": 0 if pipe.info.labels else None}
+            for _ in pipe.stream(num_inference_steps=1, **subject):
+                pass
+
         with contextlib.suppress(MemoryError, DeviceLostError):  # the first run reports it to its user
             pipe = self.pipeline(self.catalogue.card(name), None)
-            subject = {"prompt": ""} if pipe.reads_text else {"class_labels": 0 if pipe.info.labels else None}
-            with device or nullcontext():
-                for _ in pipe.stream(num_inference_steps=1, **subject):
-                    pass
+            step() if call is None else call(pipe, step)
 
     def _load(self, card: ModelCard, precision: Precision) -> Pipeline:
-        key = state_of(card.file) if card.file else card.folder, precision
+        key = _key(card, precision)
         with self._lock:
             if key not in self._loaded:
                 while len(self._loaded) >= self._most:
-                    self._loaded.popitem(last=False)
+                    unused = [each for each in self._loaded if not self._in_use[each]]
+                    del self._loaded[(unused or [*self._loaded])[0]]
                 self._loaded[key] = self._with_previews(
                     Pipeline.from_card(card, Load.of(device=self.device, precision=precision))
                 )
@@ -138,6 +156,10 @@ class Models:
         if vae is not None and pipe.vae is not None and pipe.vae.config.latent_channels == vae.config.latent_channels:
             pipe.preview_vae = vae
         return pipe
+
+
+def _key(card: ModelCard, precision: Precision) -> tuple[object, Precision]:
+    return state_of(card.file) if card.file else card.folder, precision
 
 
 def _without_images(shared: Pipeline, scheduler: Scheduler) -> Pipeline:

@@ -115,6 +115,7 @@ class Progress:
     step: "Step"
     seconds: float  # since the first step began
     finished: Sequence[Finished]  # pictures finished by this step
+    waited: float = 0.0  # of these seconds, those in which the run waited for runs that it shares steps with
 
     @property
     def ended(self) -> bool:
@@ -191,13 +192,16 @@ def draw(run: Run, pipe: "Streams", records: Records | None = None, *, wait: boo
     which are expensive to make. Without `wait`, the GPU may still be computing a batch's pictures when the next batch
     begins; `wait_for_pictures` waits for them. Raises the errors of `Pipeline.stream`.
     """
-    records, start = records or Records(run, pipe), time.perf_counter()
+    from fastdiff.diffusion.shared_steps import waited
+
+    records, start, before = records or Records(run, pipe), time.perf_counter(), waited.get()
     first, size = 0, run.batch_size
     while first < len(run.cells):
         batch = _alike(run, first, size)
         options = _batch_options(run.request, batch)
         for step in pipe.stream(num_inference_steps=run.request.num_inference_steps, wait=wait, **options):
-            progress = Progress(run, range(first, first + len(batch)), step, time.perf_counter() - start, ())
+            seconds, places = time.perf_counter() - start, range(first, first + len(batch))
+            progress = Progress(run, places, step, seconds, (), waited.get() - before)
             yield replace(progress, finished=wait_for_pictures(progress, records)) if wait else progress
         first, size = first + len(batch), size if step.at_once == len(batch) else step.at_once
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from fastdiff.ui.queueing.queue import Job
 from fastdiff.ui.queueing.running import title_of
 from fastdiff.ui.serving.owners import shelf_of
 from fastdiff.ui.serving.store import Store, new_folder
-from fastdiff.ui.shared import Shared
+from fastdiff.ui.shared import Shared, models_of
 
 INTERVAL = 0.02  # seconds between two looks at a run
 
@@ -220,11 +220,11 @@ async def _drawn(
     _folder(store, limits, request)  # raises if the quota is used up
     view, seen = View(has_previews=False), 0.0
 
-    def steps() -> Iterator[tuple[Progress, list[Drawn]]]:
+    def steps() -> Generator[tuple[Progress, list[Drawn]], None, None]:
         yield from draw(run, shared, _folder(store, limits, request))
 
     title = title_of(asked.subject, len(run.cells))
-    job = Job(owner, "API", title, view.follow(steps()), [view])
+    job = Job(owner, "API", title, view.follow(steps()), [view], models_of([run]))
     shared.queue.add(job, limits.waiting, limits.waiting_of_one)
     try:
         while not job.has_ended:

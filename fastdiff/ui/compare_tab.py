@@ -4,6 +4,7 @@ import functools
 import html
 import math
 from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from fastdiff.ui.progress import View
 from fastdiff.ui.queueing.messages import PROBLEMS, field_name, note, problem
 from fastdiff.ui.queueing.queue import Job
 from fastdiff.ui.queueing.running import QUICK, RunControls, Updates, status_of, title_of
-from fastdiff.ui.shared import Shared
+from fastdiff.ui.shared import Shared, models_of
 
 KIND = "Compare"  # of jobs
 # settings whose fields only Draw has
@@ -141,11 +142,12 @@ class CompareTab:
 
         def steps() -> Generator[float, None, None]:
             for done, (run, view) in enumerate(zip(runs, views, strict=True)):
-                for fraction in view.follow(draw(run, self.shared, shelf.new_folder())):
-                    yield (done + fraction) / 2
+                with closing(view.follow(draw(run, self.shared, shelf.new_folder()))) as fractions:
+                    for fraction in fractions:
+                        yield (done + fraction) / 2
 
         title = title_of(f"Comparison: {asked[0].subject}", 2)
-        job = Job(session.owner(request), KIND, title, steps(), views)
+        job = Job(session.owner(request), KIND, title, steps(), views, models_of(runs))
         self.shared.queue.add(job, limits.waiting, limits.waiting_of_one)
         return {}
 

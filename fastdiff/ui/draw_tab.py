@@ -1,6 +1,6 @@
 """The Draw tab: the form, progress with a live preview, Cancel, and the pictures of the run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from fastdiff.ui.queueing.messages import PROBLEMS, field_name, note, number_of_
 from fastdiff.ui.queueing.queue import Job, State
 from fastdiff.ui.queueing.running import QUICK, SOON, RunControls, Updates, status_of, title_of, words_of_place
 from fastdiff.ui.serving.store import Shelf
-from fastdiff.ui.shared import Shared
+from fastdiff.ui.shared import Shared, models_of
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
 from fastdiff.ui.starting import Starting, larger, with_inputs
 
@@ -133,25 +133,25 @@ class DrawTab:
         """Add a request to the queue. Raises as `add`."""
         shelf, limits = session.shelf(request), self.form.limits
         shelf.new_folder()  # raises if the quota is used up
-        title, view, steps = self._start(asked, axes, shelf)
-        job = Job(session.owner(request), KIND, title, view.follow(steps), [view])
+        title, view, steps, models = self._start(asked, axes, shelf)
+        job = Job(session.owner(request), KIND, title, view.follow(steps), [view], models)
         self.shared.queue.add(job, limits.waiting, limits.waiting_of_one)
 
     def _start(
         self, asked: UncheckedRequest, axes: Axes, shelf: Shelf
-    ) -> tuple[str, View, Iterator[tuple[Progress, list[Drawn]]]]:
-        """Return the title, the view and the steps of the requested run. Raises InputError like `prepare`."""
+    ) -> tuple[str, View, Generator[tuple[Progress, list[Drawn]], None, None], frozenset[Hashable]]:
+        """Return the title, the view, the steps and the models of the run. Raises InputError like `prepare`."""
         sheet = prepare_sheet(asked, axes, self.shared, self.form.limits) if axes else None
         runs = sheet.runs if sheet else [self.prepare(asked)]
         notices = dict.fromkeys(line for run in runs if run.request.prompt for line in find_notices(run))
 
-        def steps() -> Iterator[tuple[Progress, list[Drawn]]]:
+        def steps() -> Generator[tuple[Progress, list[Drawn]], None, None]:
             folder = shelf.new_folder()
             yield from draw_sheet(sheet, self.shared, folder) if sheet else draw(runs[0], self.shared, folder)
 
         title = title_of("X/Y sheet" if sheet else asked.subject, sum(len(run.cells) for run in runs))
         named = replace(runs[0], request=self.shared.catalogue.with_names(runs[0].request))
-        return title, View(run=None if sheet else named, notices=notices), steps()
+        return title, View(run=None if sheet else named, notices=notices), steps(), models_of(runs)
 
     def follow(self, session: Session, request: gr.Request, view: str) -> Updates:
         """Return the updates that show the newest run of the user, also if another tab has started it."""

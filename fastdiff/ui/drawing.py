@@ -4,7 +4,7 @@ import functools
 import io
 import math
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from fastdiff.checkpoints.single_files.reading import has_model_suffix
 from fastdiff.edges import HIGH, LOW, canny_picture
 from fastdiff.errors import InputError
 from fastdiff.hosting.catalogue import Catalogue
+from fastdiff.pipelines import Pipeline
 from fastdiff.pipelines.pil_images import as_rgb
 from fastdiff.requests import defaults
 from fastdiff.requests.completion import Cell
@@ -257,8 +258,10 @@ def files_of(cards: Sequence[ModelCard]) -> dict[str, Path]:
     return {card.name: card.file for card in cards if card.file}
 
 
-def draw(run: Run, shared: Shared, folder: Path, start: str = "") -> Iterator[tuple[Progress, list[Drawn]]]:
-    """Draw `run` into `folder`; file names begin with `start`.
+def draw(
+    run: Run, shared: Shared, folder: Path, start: str = ""
+) -> Generator[tuple[Progress, list[Drawn]], None, None]:
+    """Draw `run` into `folder`, beside the runs of other users; file names begin with `start`.
 
     Yields progress and the files completed so far: after each step that finishes pictures, and otherwise ten times a
     second.
@@ -271,20 +274,25 @@ def draw(run: Run, shared: Shared, folder: Path, start: str = "") -> Iterator[tu
         drawing.begin_hashes(run)  # beside the loading
     except InputError as error:
         raise InputError(shared.catalogue.without_paths(str(error))) from None
-    pipe = shared.models.pipeline_of(run)
     pattern = files.default_pattern(run.request.subject)
     names = cell_names(run.cells, run.card.info)
     paths = [folder / f"{start}{path}" for path in files.picture_paths(pattern, run.cells, names)]
-    output = Output(paths, embeds=True)
+    with shared.models.using(run) as pipe, without_folder(*(Path(each.name) for each in inputs_of(run))):
+        yield from shared.in_engine(run, pipe, lambda: _written(run, pipe, shared, Output(paths, embeds=True)))
+
+
+def _written(
+    run: Run, pipe: Pipeline, shared: Shared, output: Output
+) -> Generator[tuple[Progress, list[Drawn]], None, None]:
+    """Draw a run and write its pictures. Yields as `draw`."""
     steps = _with_names(shared.budget.watch(drawing.draw(run, pipe)), shared.catalogue)
     told = -INTERVAL
-    with without_folder(*(Path(each.name) for each in inputs_of(run))):
-        for progress, drawn in write_beside(
-            steps, lambda finished: Drawn(output.write(finished), finished.record), wait=pipe.device.type == "cpu"
-        ):
-            if drawn or progress.finished or progress.seconds >= told + INTERVAL:
-                told = progress.seconds
-                yield progress, drawn
+    for progress, drawn in write_beside(
+        steps, lambda finished: Drawn(output.write(finished), finished.record), wait=pipe.device.type == "cpu"
+    ):
+        if drawn or progress.finished or progress.seconds >= told + INTERVAL:
+            told = progress.seconds
+            yield progress, drawn
 
 
 def _with_names(steps: Iterator[Progress], catalogue: Catalogue) -> Iterator[Progress]:

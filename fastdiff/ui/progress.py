@@ -4,7 +4,8 @@ import base64
 import io
 import math
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
+from contextlib import closing
 
 from PIL.Image import Image
 
@@ -56,18 +57,19 @@ class View:
         self.seconds = self.fraction = 0.0
         self.drawn: list[Drawn] = []  # in order; a sheet comes before its pictures
 
-    def follow(self, steps: Iterator[tuple[Progress, list[Drawn]]]) -> Generator[float, None, None]:
+    def follow(self, steps: Generator[tuple[Progress, list[Drawn]], None, None]) -> Generator[float, None, None]:
         """Take the steps of the run, and yield the finished fraction after each."""
         last = time.monotonic() - 2 * PREVIEW_INTERVAL
-        for progress, drawn in steps:
-            is_sheet = bool(drawn) and AXES in drawn[0].record
-            self.drawn = drawn + self.drawn if is_sheet else self.drawn + drawn
-            self.bar = bar(progress, self.name)
-            self.seconds, self.fraction = progress.seconds, progress.fraction
-            self.step = f"step {progress.step.index + 1} of {progress.step.num_steps}"
-            if time.monotonic() - last > self.interval:
-                self.live, last = preview(progress), time.monotonic()
-            yield progress.fraction
+        with closing(steps):  # also after an error in here, or other runs would wait for this one
+            for progress, drawn in steps:
+                is_sheet = bool(drawn) and AXES in drawn[0].record
+                self.drawn = drawn + self.drawn if is_sheet else self.drawn + drawn
+                self.bar = bar(progress, self.name)
+                self.seconds, self.fraction = progress.seconds, progress.fraction
+                self.step = f"step {progress.step.index + 1} of {progress.step.num_steps}"
+                if time.monotonic() - last > self.interval:
+                    self.live, last = preview(progress), time.monotonic()
+                yield progress.fraction
         self.live = ""
 
 

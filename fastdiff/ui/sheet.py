@@ -2,7 +2,8 @@
 
 import math
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class Sheet:
 class SheetProgress(Progress):
     """The state of a sheet after each step: `run` has all its cells, in the order of drawing."""
 
-    share: float  # the finished fraction of all steps
+    share: float = 0.0  # the finished fraction of all steps
 
     @property
     def fraction(self) -> float:
@@ -114,21 +115,22 @@ def _with_full_labels(axes: Axes, runs: Sequence[Run]) -> Axes:
     return axes
 
 
-def draw_sheet(sheet: Sheet, shared: Shared, folder: Path) -> Iterator[tuple[Progress, list[Drawn]]]:
+def draw_sheet(sheet: Sheet, shared: Shared, folder: Path) -> Generator[tuple[Progress, list[Drawn]], None, None]:
     """Draw the pictures of `sheet` into `folder`, then sheet.png. Yields and raises like `draw`."""
     whole = replace(sheet.runs[0], cells=[cell for run in sheet.runs for cell in run.cells])
-    total, seconds, first, steps = sum(group.steps for group in sheet.groups), 0.0, 0, 0
+    total, seconds, spent, first, steps = sum(group.steps for group in sheet.groups), 0.0, 0.0, 0, 0
     finished: dict[int, Finished] = {}
     for count, group in enumerate(sheet.groups):
-        shared.budget.check(*sheet.runs[count:], spent=seconds)
-        for progress, drawn in draw(group.run, shared, folder, group.name):
-            finished |= {group.places[each.place]: each for each in progress.finished}
-            places = range(first + progress.places.start, first + progress.places.stop)
-            share = (steps + progress.fraction * group.steps) / total
-            now = seconds + progress.seconds
-            at = SheetProgress(whole, places, progress.step, now, progress.finished, share)
-            yield at, drawn
-        seconds, first, steps = now, first + len(group.places), steps + group.steps
+        shared.budget.check(*sheet.runs[count:], spent=spent)
+        with closing(draw(group.run, shared, folder, group.name)) as drawing:
+            for progress, drawn in drawing:
+                finished |= {group.places[each.place]: each for each in progress.finished}
+                places = range(first + progress.places.start, first + progress.places.stop)
+                share = (steps + progress.fraction * group.steps) / total
+                now, own = seconds + progress.seconds, spent + progress.seconds - progress.waited
+                at = SheetProgress(whole, places, progress.step, now, progress.finished, share=share)
+                yield at, drawn
+        seconds, spent, first, steps = now, own, first + len(group.places), steps + group.steps
     axes, pictures = sheet.axes, [finished[place].image for place in sorted(finished)]
     columns, rows = (axis.captions if axis else [""] for axis in (axes.x, axes.y))
     image = draw_captions(pictures, columns, rows)

@@ -54,7 +54,7 @@ def test_a_call_that_is_cancelled_keeps_what_is_finished(client, shared, slow_st
     wait_for(lambda: "step 1 of 2" in {each.desc for each in job.status().progress_data or ()})
     slow_steps.turns.release()
     wait_for(lambda: any(job.outputs()))
-    running = shared.queue._current
+    (running,) = shared.queue._running
     assert job.cancel()
     wait_for(lambda: running.has_ended)
     assert len(job.outputs()[-1]) == 1

@@ -25,7 +25,7 @@ def progresses(run, seconds: float):
             done = place * steps + index + 1
             yield SimpleNamespace(
                 run=run, places=range(place, place + 1), seconds=(done + 9) * seconds,
-                fraction=done / (steps * len(run.cells)),
+                fraction=done / (steps * len(run.cells)), waited=0.0,
             )  # fmt: skip
 
 

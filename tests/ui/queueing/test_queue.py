@@ -119,11 +119,3 @@ def test_a_queue_that_closes_cancels_all_and_draws_again_later(queue, gate, add)
     later = add("a")
     gate.release(1)
     wait_for(lambda: later.state is State.DONE)
-
-
-def test_whoever_computes_holds_the_device_alone(queue, gate, add):
-    gate.release(1)
-    with queue.device:
-        job = add("a")
-        assert job.state is State.WAITING
-    wait_for(lambda: job.state is State.DONE)
