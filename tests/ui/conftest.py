@@ -255,6 +255,12 @@ def slow_steps(monkeypatch) -> Iterator[Ended]:
     ended.turns.release(1000)  # a run that still waits would hold up the next test
 
 
+@pytest.fixture
+def one_place(shared, monkeypatch) -> None:
+    """Draw one run at a time."""
+    monkeypatch.setattr(shared.queue, "places", 1)
+
+
 @pytest.fixture(scope="module")
 def browser(server):  # playwright leaves an event loop running in this thread, and Gradio cannot start in it
     executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -120,7 +120,7 @@ def without_folder(*paths: Path | None) -> Iterator[None]:
         text = str(error)
         for path in filter(None, paths):
             text = text.replace(shown(str(path)), shown(path.name)).replace(str(path), path.name)
-        raise InputError(text) from None
+        raise type(error)(text) from None
 
 
 def size_of_uploads(folder: Path) -> int:

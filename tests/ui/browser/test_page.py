@@ -97,6 +97,7 @@ def test_cancel_keeps_what_is_finished(page, slow_steps):
     wait_for_seeds(page, 9)
 
 
+@pytest.mark.usefixtures("one_place")
 def test_two_visits_wait_for_each_other_and_share_nothing(open_page, slow_steps):
     one, other = open_page(), open_page()
     slow_steps.seconds = 100

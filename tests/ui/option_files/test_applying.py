@@ -1,12 +1,14 @@
 """LoRAs and embeddings in the shared model: the command's bits, nothing loaded again, nothing of another run."""
 
 import shutil
+import threading
 
 import pytest
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fastdiff import cli
+from fastdiff.diffusion.shared_steps import Company
 from fastdiff.errors import InputError, NonFiniteWeightsError
 from fastdiff.hosting.applying import KEPT, _loaded
 from fastdiff.hosting.catalogue.offered import OptionFiles
@@ -17,8 +19,11 @@ from fastdiff.requests import png
 from fastdiff.ui.drawing import draw, prepare, with_files_here
 from fastdiff.ui.inputs.axes import Axes, Axis
 from fastdiff.ui.parts.request import Limits, UncheckedRequest
+from fastdiff.ui.progress import View
+from fastdiff.ui.queueing.queue import Job
 from fastdiff.ui.shared import Shared
 from fastdiff.ui.sheet import draw_sheet, prepare_sheet
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LIMITS = Limits(pictures=4, steps=50, side=128)
@@ -212,3 +217,26 @@ def test_two_loras_of_one_name(picture, folders, models_dir, tmp_path):
         picture(shared, **weighted)
     drawn = picture(shared, lora=["b/style.safetensors:0.5"], **weighted)
     assert png.read_settings(drawn)["lora"] == ["b/style.safetensors:0.5"]
+
+
+def test_users_with_other_loras_at_once_get_the_pictures_that_each_gets_alone(picture, equipped, tmp_path, monkeypatch):
+    """Users with the same LoRAs share steps, and the others wait."""
+    tagged = {"prompt": "a cat <lora:style:0.8>", "prompt_syntax": "weighted"}
+    asked = {"a": {"lora": BOTH}, "b": {"lora": BOTH[:1]}, "c": {"lora": BOTH}, "d": {}, "e": tagged, "f": tagged}
+    asked = {owner: {"steps": 3, "scheduler": "ddim"} | each for owner, each in asked.items()}
+    alone = {owner: picture(**each).read_bytes() for owner, each in asked.items()}
+    counts, take, gate = [], Company.take, threading.Event()
+    monkeypatch.setattr(Company, "take", lambda *args: counts.append(len(args[1])) or take(*args))
+    labels = equipped.models.pipeline(equipped.catalogue.card("emoji64"), None)
+    equipped.engine.call(labels, gate.wait)  # all begin together
+    jobs = {}
+    for owner, each in asked.items():
+        unchecked = UncheckedRequest(**{"model": "./text/sd1", "prompt": "a cat", "seed": 5} | each)
+        run, view = prepare(unchecked, equipped, LIMITS), View()
+        jobs[owner] = Job(owner, "Draw", owner, view.follow(draw(run, equipped, tmp_path / owner)), [view])
+        equipped.queue.add(jobs[owner], 32, 16)
+    wait_for(lambda: len(equipped.engine._queue) == len(jobs))
+    gate.set()
+    wait_for(lambda: not equipped.queue.is_drawing)
+    assert {owner: job.views[0].drawn[0].path.read_bytes() for owner, job in jobs.items()} == alone
+    assert sorted(counts) == [1] * 3 * 4 + [2] * 3

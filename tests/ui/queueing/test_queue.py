@@ -119,3 +119,48 @@ def test_a_queue_that_closes_cancels_all_and_draws_again_later(queue, gate, add)
     later = add("a")
     gate.release(1)
     wait_for(lambda: later.state is State.DONE)
+
+
+@pytest.fixture
+def wide_queue(gate):
+    queue = Queue((InputError,), places=2, most_models=2)
+    yield queue
+    gate.release(1000)
+    queue.close(30)
+
+
+def add_to(queue, gate, owner, models=()):
+    def work():
+        gate.acquire()
+        yield 1.0
+
+    job = Job(owner, "Draw", owner, work(), models=frozenset(models))
+    queue.add(job, 32, 16)
+    return job
+
+
+def test_as_many_run_at_once_as_there_are_places_and_a_user_has_one(wide_queue, gate):
+    a1, a2, b, c, d = (add_to(wide_queue, gate, owner) for owner in "aabcd")
+    running = [job.state is State.RUNNING for job in (a1, a2, b, c, d)]
+    assert running == [True, False, True, False, False]
+    assert [wide_queue.before(job) for job in (a1, a2, b, c, d)] == [0, 3, 0, 1, 2]
+    gate.release(1)
+    wait_for(lambda: c.state is State.RUNNING)
+    assert a2.state is State.WAITING and d.state is State.WAITING
+    assert wide_queue.active("a")[-1] is a2
+
+
+def test_a_run_of_one_more_model_waits_and_none_overtakes_it(wide_queue, gate):
+    wide_queue.places = 4
+    a, b = add_to(wide_queue, gate, "a", {"one"}), add_to(wide_queue, gate, "b", {"two"})
+    third, last = add_to(wide_queue, gate, "c", {"three"}), add_to(wide_queue, gate, "d", {"one"})
+    assert [job.state for job in (a, b, third, last)] == [State.RUNNING] * 2 + [State.WAITING] * 2
+    assert [wide_queue.before(job) for job in (third, last)] == [1, 2]
+    gate.release(2)
+    wait_for(lambda: third.state is State.RUNNING)
+
+
+def test_a_job_of_many_models_is_drawn_alone(wide_queue, gate):
+    many = add_to(wide_queue, gate, "a", "xyz")
+    other = add_to(wide_queue, gate, "b", "x")
+    assert many.state is State.RUNNING and other.state is State.WAITING

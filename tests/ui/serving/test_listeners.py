@@ -13,7 +13,7 @@ def short_patience(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_call_without_a_listener_ends_and_lets_the_next_one_in(visit, slow_steps):
+def test_a_call_without_a_listener_ends_and_lets_the_next_one_in(visit, slow_steps, one_place):
     page, other = visit(), visit()
     assert page.http.post("/gradio_api/call/generate", json={"data": DATA}).status_code == 200
     assert "Drew 1 picture" in other.draw(Steps=2, Pictures=1)

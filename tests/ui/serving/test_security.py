@@ -209,6 +209,7 @@ def test_the_page_itself_and_programs_are_let_in(http, server):
         assert reply.status_code == 200
 
 
+@pytest.mark.usefixtures("one_place")
 def test_a_user_who_queues_without_end_is_refused_and_another_draws_next(visit, shared, slow_steps):
     slow_steps.seconds = 60
     flood, other = visit(), visit()
