@@ -4,6 +4,7 @@ import itertools
 import random
 from concurrent.futures import CancelledError
 from contextvars import ContextVar
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 import fastdiff
 from fastdiff import InputError, NonFiniteError
 from fastdiff.diffusion.loop import Loop
-from fastdiff.diffusion.shared_steps import Company
+from fastdiff.diffusion.shared_steps import Company, waited
 from fastdiff.engine import Engine
 from tests.engine.requests import PROMPTS, SIZES, WAIT, Held, Steps, assert_same, close, drawing, options_of
 
@@ -286,3 +287,26 @@ def test_a_cancelled_function_ends_before_its_next_step(pipe):
 def test_what_is_not_a_function_is_named(pipe):
     with drawing() as engine, pytest.raises(InputError, match="function: 'a cat' is not callable"):
         engine.call(pipe, "a cat")
+
+
+def test_a_request_knows_how_long_it_has_waited_for_others(pipe, monkeypatch):
+    """By a clock on which a step takes 5 seconds, and nothing else any time."""
+    now, take = [0.0], Company.take
+
+    def slow(*args):
+        now[0] += 5
+        return take(*args)
+
+    monkeypatch.setattr(Company, "take", slow)
+    for name in ("engine", "request"):
+        monkeypatch.setattr(f"fastdiff.engine.{name}.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    asked, seen = {"num_inference_steps": 3, "prompt": "a cat"}, ([], [], [])
+    with drawing(max_batch=1) as engine:
+        alone, first, second = (lambda step, each=each: each.append(waited.get()) for each in seen)
+        engine.submit(pipe, on_step=alone, **asked).result()
+        held = Held(engine, pipe, num_inference_steps=1)
+        both = [engine.submit(pipe, on_step=note, **asked) for note in (first, second)]
+        held.gate.set()
+        for future in both:
+            future.result()
+    assert seen == ([0, 0, 0], [0, 5, 10], [5, 10, 15])

@@ -1,6 +1,7 @@
 """Requests whose model needs other weights: sets of LoRAs never mix, and none keeps another out."""
 
 import random
+import weakref
 
 import pytest
 
@@ -53,6 +54,14 @@ def test_weights_are_applied_when_they_change_and_again_after_an_error():
     applied.apply(model, None)  # what it draws with may change the model
     applied.apply(model, first)
     assert seen == [1, 2, 1, "fails", 1, 1]
+
+
+def test_applied_weights_keep_no_model_alive():
+    applied, model = Applied(), Model()
+    applied.apply(model, Weights(1, model.__init__))  # it refers to the model
+    there = weakref.ref(model)
+    del model
+    assert there() is None
 
 
 @pytest.fixture(scope="module")

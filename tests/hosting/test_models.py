@@ -14,6 +14,9 @@ from fastdiff.checkpoints.model_card import ModelCard
 from fastdiff.errors import DeviceLostError
 from fastdiff.hosting.models import MAX_LOADED, Models
 from fastdiff.pipelines import Pipeline
+from fastdiff.requests.defaults import COMMAND
+from fastdiff.requests.request import Request
+from fastdiff.runs.drawing import Run
 
 EMOJI64 = hub.BUNDLED / "emoji64"
 
@@ -77,6 +80,20 @@ def test_the_models_used_last_stay_in_memory(models, monkeypatch):
         own.pipeline(own.catalogue.card(name), None)
     assert MAX_LOADED == 2
     assert loads == ["emoji64", "cats", "tiny", "cats"]
+
+
+def test_a_model_in_use_stays_in_memory(models, monkeypatch):
+    loads = []
+    shared = models.pipeline(models.catalogue.card("emoji64"), None)
+    monkeypatch.setattr(Pipeline, "from_card", lambda card, load: loads.append(card.folder.name) or shared)
+    own = Models(models.catalogue.folder, device="cpu")
+    run = Run.prepare(Request(model="emoji64"), own.catalogue.card("emoji64"), COMMAND)
+    with own.using(run):
+        for name in ("./cats", "./plain/tiny", "emoji64"):
+            own.pipeline(own.catalogue.card(name), None)
+    for name in ("./cats", "./plain/tiny", "emoji64"):
+        own.pipeline(own.catalogue.card(name), None)
+    assert loads == ["emoji64", "cats", "tiny", "cats", "tiny", "emoji64"]
 
 
 def test_a_model_of_another_precision_is_another(models):

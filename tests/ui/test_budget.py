@@ -17,15 +17,18 @@ def run_of(pictures: int, steps: int, side: int = 64, precision: str = "full"):
     )
 
 
-def progresses(run, seconds: float):
-    """Yield the progress of a run whose steps take `seconds`, after a first step that takes ten times as long."""
+def progresses(run, seconds: float, others: float = 0.0):
+    """Yield the progress of a run whose steps take `seconds`, after a first step that takes ten times as long.
+
+    others: seconds that it waits at each step for runs that it shares steps with.
+    """
     steps = run.request.num_inference_steps
     for place in run.cells:
         for index in range(steps):
             done = place * steps + index + 1
             yield SimpleNamespace(
-                run=run, places=range(place, place + 1), seconds=(done + 9) * seconds,
-                fraction=done / (steps * len(run.cells)), waited=0.0,
+                run=run, places=range(place, place + 1), seconds=(done + 9) * seconds + done * others,
+                fraction=done / (steps * len(run.cells)), waited=done * others,
             )  # fmt: skip
 
 
@@ -52,6 +55,14 @@ def test_a_run_that_shows_to_be_too_long_ends_after_two_steps():
         for progress in Budget(1).watch(progresses(run_of(4, 100), 1)):
             drawn.append(progress)
     assert len(drawn) == 2
+
+
+def test_waiting_for_other_runs_does_not_count():
+    budget = Budget(1)
+    assert len(list(budget.watch(progresses(run_of(2, 10), 1, others=100)))) == 20
+    budget.check(run_of(2, 30))
+    with pytest.raises(InputError, match="2 minutes"):
+        budget.check(run_of(2, 61))
 
 
 def test_without_a_limit_nothing_is_refused():

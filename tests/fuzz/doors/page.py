@@ -58,7 +58,7 @@ async def _last(views: AsyncIterator[list[dict[str, Any]]]) -> list[dict[str, An
 @guarded
 def _api(folder: Path, options: dict[str, Any]) -> list[str]:
     shared, generate, _ = functions()
-    shared.__init__(Models(folder.parent, device="cpu"))  # type: ignore[misc]  # resets it to this folder, with nothing loaded
+    shared.models = Models(folder.parent, device="cpu")  # with nothing loaded
     given = {"model": f"./{folder.name}", "num_images": 1, "steps": 1}
     given |= {"prompt": PROMPT} if (folder / "tokenizer").is_dir() else {}
     try:
@@ -99,7 +99,7 @@ def _image_prompt(folder: Path, options: dict[str, Any]) -> list[str]:
 @guarded
 def _list(folder: Path, options: dict[str, Any]) -> list[str]:
     shared, _, list_models = functions()
-    shared.__init__(Models(folder.parent, device="cpu"))  # type: ignore[misc]
+    shared.models = Models(folder.parent, device="cpu")
     found = json.loads(json.dumps(list_models()))
     return [] if "emoji64" in [each["name"] for each in found] else ["one bad folder broke the list"]
 

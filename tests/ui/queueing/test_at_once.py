@@ -170,7 +170,7 @@ def test_waiting_for_others_does_not_count_as_time_of_a_run(add, shared, gates, 
 
 
 def test_the_runs_of_a_user_follow_one_another(add, shared, gates):
-    first, second, other = add("a", seed=1, steps=2), add("a", seed=2, steps=2), add("b", seed=5, steps=2)
+    other, first, second = add("b", seed=1, steps=2), add("a", seed=2, steps=2), add("a", seed=5, steps=2)
     assert (first.state, second.state, other.state) == (State.RUNNING, State.WAITING, State.RUNNING)
     assert shared.queue.before(second) == 1
     gates[1].set()
