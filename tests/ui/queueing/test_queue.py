@@ -156,8 +156,9 @@ def test_a_run_of_one_more_model_waits_and_none_overtakes_it(wide_queue, gate):
     third, last = add_to(wide_queue, gate, "c", {"three"}), add_to(wide_queue, gate, "d", {"one"})
     assert [job.state for job in (a, b, third, last)] == [State.RUNNING] * 2 + [State.WAITING] * 2
     assert [wide_queue.before(job) for job in (third, last)] == [1, 2]
-    gate.release(2)
+    gate.release(1)
     wait_for(lambda: third.state is State.RUNNING)
+    assert last.state is (State.RUNNING if b.has_ended else State.WAITING)
 
 
 def test_a_job_of_many_models_is_drawn_alone(wide_queue, gate):
