@@ -78,7 +78,8 @@ class Request:
     def _ask(self, step: AskedStep) -> tuple[Tensor, ...]:
         """Wait for the result of a step."""
         _ = step.key  # computed here, so that its errors are this request's
-        self.asked, self._since, self.seconds, before = step, next(self._order), 0.0, time.perf_counter()
+        self.asked, self._since = step, next(self._order)
+        self.seconds, before = 0.0, time.perf_counter()
         self._back.release()
         self._turn.acquire()
         waited.set(waited.get() + time.perf_counter() - before - self.seconds)
