@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 
 from tests.fuzz import edits, folders, pickles, tabs, text_edits
-from tests.fuzz.doors import command, library, page, tab
+from tests.fuzz.doors import command, library, page, server, tab
 from tests.fuzz.doors.outcomes import Options, Outcome
 from tests.fuzz.edits import Edit
 from tests.fuzz.named import controls, embeddings, hostile_files, loras, pictures, syntax
@@ -86,6 +86,7 @@ DOORS: dict[str, Callable[[Path, str, Options], Outcome]] = {
     "command": command.call,
     "library": library.call,
     "page": page.call,
+    "server": server.call,
     "tab": tab.call,
 }
 DRAWING = {("command", "sample"), ("command", "from"), ("command", "sample file"), ("page", "generate")}
@@ -368,6 +369,7 @@ GROUPS: dict[str, st.SearchStrategy[Case]] = {
     },
     "syntax": syntax.called().map(lambda drawn: Case(drawn[0], (), "library", "weighted", drawn[1])),
     "image_prompts": live.calls().map(lambda drawn: Case("bare", *drawn)),
+    "http": server.requests().map(lambda drawn: Case("bare", *drawn)),
     "tags": syntax.tagged().map(lambda drawn: Case("sd1", *drawn)),
     "pictures": pictures.loaded().map(lambda drawn: Case("sd1", *drawn)),
     **{kind: st.deferred(lambda kind=kind: folder_cases(kind)) for kind in folders.KINDS},

@@ -34,6 +34,7 @@ COUNTS = {
     "controls": 80,
     "ip_adapters": 80,
     "image_prompts": 60,
+    "http": 150,
 }  # cases per round (default: 100)
 ROUNDS = {"text": 3, "sdxl": 2, "command": 2}  # (default: 1)
 

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import tempfile
 from pathlib import Path
 
 import openai
@@ -109,6 +110,16 @@ def test_a_wrong_field_is_named(served, png, photo, files, fields, param, messag
     assert error["param"] == param and message in error["message"]
     assert "/tmp" not in error["message"] and "fastdiff-serve-" not in error["message"]
     wait_until_empty(served)
+
+
+def test_no_file_of_a_client_stays(served, photo, mask, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = {"image": ("photo.png", photo), "mask": ("m.png", mask)}
+    assert served.edit(files, **FIELDS).status_code == 200
+    assert served.edit(files, **{**FIELDS, "strength": 0}).status_code == 400
+    assert served.edit(files, **FIELDS, stream="true").status_code == 200
+    wait_until_empty(served)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_forms_that_are_wrong(served, photo):

@@ -30,11 +30,16 @@ class Uploaded(NamedTuple):
 @contextlib.contextmanager
 def new_folder() -> Iterator[Path]:
     """Create a folder that no other user can read, for the block. Errors of the block name files without it."""
-    with tempfile.TemporaryDirectory(prefix="fastdiff-serve-", ignore_cleanup_errors=True) as folder:
-        try:
-            yield Path(folder)
-        except InputError as error:
-            raise InputError(str(error).replace(f"{folder}/", "").replace("given-", "")) from None
+    folder = Path(tempfile.mkdtemp(prefix="fastdiff-serve-"))
+    try:
+        yield folder
+    except InputError as error:
+        raise InputError(str(error).replace(f"{folder}/", "").replace("given-", "")) from None
+    finally:
+        with contextlib.suppress(OSError):
+            for path in folder.iterdir():
+                path.unlink()
+            folder.rmdir()
 
 
 def texts(form: "FormData") -> dict[str, Any]:
