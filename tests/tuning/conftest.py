@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fastdiff.kernels.plans import choices, tuning
 from fastdiff.tuning import tables, timing
@@ -19,6 +20,7 @@ def tunes(monkeypatch, tmp_path):
     for module in (tables, tuning):
         monkeypatch.setattr(module, "triton", triton)
     monkeypatch.setattr(timing, "DEVICE", CPU)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)  # the tuner turns it off
 
     def measure(calls, *, seconds, graph=True):
         return {name: times[name] if name in times else times.get(eval(name), 0.1) for name in calls}
