@@ -6,6 +6,7 @@ import torch
 
 from fastdiff import UNet2DConditionModel
 from fastdiff.checkpoints.weights import load_weights
+from fastdiff.execution.devices import on_meta
 
 TINY_UNET = {
     "sample_size": 8,
@@ -61,7 +62,7 @@ def pair(randomise):
         for module in theirs.modules():
             if isinstance(module, torch.nn.LayerNorm):
                 module.weight.data += 1
-        with torch.device("meta"):
+        with on_meta():
             ours = UNet2DConditionModel.from_config(theirs.config)
         load_weights(ours, theirs.state_dict(), source="model", dtype=torch.float32, device="cpu")
         return theirs, ours

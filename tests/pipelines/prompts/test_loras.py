@@ -18,14 +18,25 @@ def files():
     return [in_diffusers(random_loras(live, 4, i)) for i in (1, 2)]
 
 
-@pytest.fixture
-def pipe(text_folder, files):
+def with_adapters(text_folder, files):
     """Return a pipeline with two adapters. The second one is active, with the weight 0.3."""
     pipe = Pipeline.from_pretrained(text_folder("sd1"), device="cpu")
     for name, file in zip(("ink", "wash"), files, strict=True):
         pipe.load_lora_weights(file, name)
     pipe.set_adapters("wash", 0.3)
     return pipe
+
+
+@pytest.fixture
+def pipe(text_folder, files):
+    return with_adapters(text_folder, files)
+
+
+@pytest.fixture(scope="module")
+def refusing(text_folder, files):
+    """Return a pipeline and its picture, for prompts that are refused: each leaves it as it was."""
+    pipe = with_adapters(text_folder, files)
+    return pipe, draw(pipe)
 
 
 def draw(pipe, prompt="a cat", **options):
@@ -134,8 +145,8 @@ def test_a_plain_prompt_has_the_tag_as_text(pipe):
         ({"prompt": "<lora:ink:1e39>"}, "LoRA: its weight times its scale is beyond the range of float32"),
     ],
 )
-def test_tags_that_are_refused(pipe, options, message):
-    before = draw(pipe)
+def test_tags_that_are_refused(refusing, options, message):
+    pipe, before = refusing
     with pytest.raises((InputError, ValueError), match=message):
         draw(pipe, **options)
     assert torch.equal(draw(pipe), before)

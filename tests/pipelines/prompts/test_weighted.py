@@ -23,6 +23,13 @@ def load(text_folder):
     return load
 
 
+@pytest.fixture(scope="module")
+def refusing(load):
+    """Return a pipeline and its picture, for prompts that are refused: each leaves it as it was."""
+    pipe = load("sd1")
+    return pipe, draw(pipe, "(a:1.4)")
+
+
 def draw(pipe, prompt, **options):
     return pipe(prompt, **{"prompt_syntax": "weighted"} | STEPS | options).images
 
@@ -176,9 +183,8 @@ def test_a_prompt_that_changes_is_each_text_for_its_steps(load, kind):
         ({"prompt": "[a:b:1]", "callback_on_step_end": lambda *args: {}}, "callback_on_step_end: a prompt changes"),
     ],
 )
-def test_prompts_that_are_refused(load, options, message):
-    pipe = load("sd1")
-    before = draw(pipe, "(a:1.4)")
+def test_prompts_that_are_refused(refusing, options, message):
+    pipe, before = refusing
     with pytest.raises(InputError, match=message):
         pipe(**{"prompt_syntax": "weighted"} | STEPS | options)
     assert torch.equal(draw(pipe, "(a:1.4)"), before)

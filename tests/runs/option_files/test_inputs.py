@@ -193,7 +193,8 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(here, sample, capsys, flags
     (here / "cut.png").write_bytes((here / "start.png").read_bytes()[:200])
     Image.new("RGB", (1, 1)).save("dot.png")
     Image.new("1", (20000, 1)).save("wide.png")
-    Image.new("1", (12000, 12000)).save("bomb.png")
+    if "bomb.png" in flags:
+        Image.new("1", (12000, 12000)).save("bomb.png")
     assert sample(*flags, "-o", "first.png") == 2
     err = capsys.readouterr().err
     assert err.startswith("fastdiff: error: ") and err.count("\n") == 1 and message in err
