@@ -37,6 +37,6 @@ def test_metrics(sd1, one_thread, gate):
         == found["fastdiff_errors_total", "queue_full", "429"]
         == 1
     )
-    assert found["fastdiff_step_seconds_count",] == 15 and found["fastdiff_request_seconds_count",] == 3
+    assert found["fastdiff_request_seconds_count",] == 3
     assert found["fastdiff_queue_length",] == found["fastdiff_queue_age_seconds",] == found["fastdiff_running",] == 0
     assert found["fastdiff_memory_bytes", "process"] > 2**20
