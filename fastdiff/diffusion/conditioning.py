@@ -17,6 +17,15 @@ from fastdiff.models.blocks.protocols import DenoiserLike
 TABLE_BYTES = 2**28
 
 
+class Entries:
+    """The conditions of a batch's pictures, an entry for each picture of each half."""
+
+    def __init__(self, places: Tensor):
+        """places: (k,), the index of each entry's condition."""
+        self.places = places
+        self.temb: tuple[Tensor, Tensor] | None = None  # a chunk of the table, and its rows of these entries
+
+
 class ConditioningTable:
     """The conditioning for every step and condition.
 
@@ -27,6 +36,7 @@ class ConditioningTable:
         """Make a table for timesteps (steps,). Chunks of at most `chunk` steps are computed when they are needed."""
         self._denoiser, self._conditions = denoiser, conditions
         self._timesteps = upload(timesteps, denoiser.device)
+        self._float_timesteps = self._timesteps.float()  # some samplers have whole numbers
         bytes_a_step = denoiser.conditioning_width * denoiser.dtype.itemsize * len(conditions)
         fitting = min(chunk, max(1, TABLE_BYTES // bytes_a_step))
         self._chunk = fitting - fitting % GROUP or fitting
@@ -36,13 +46,32 @@ class ConditioningTable:
 
     def at(self, step: int) -> Conditioning:
         """Return the conditioning of a step, with one entry per condition."""
+        temb = self._chunk_with(step)[:, step - self._made.start]
+        return Conditioning(temb, self._timesteps[step].expand(len(temb)), self.text)
+
+    def of(self, step: int, entries: Entries, most: int = 1) -> tuple[Tensor, Tensor]:
+        """Return temb (k, n, width) and the timesteps (k, n) float32 of n steps from `step` on, at most `most`.
+
+        They may be views of a table. If there are no more entries than conditions, the entries' rows are gathered once
+        for a chunk of steps.
+        """
+        chunk, count = self._chunk_with(step), len(entries.places)
+        steps = slice(step - self._made.start, min(step + most, self._made.stop) - self._made.start)
+        timesteps = self._float_timesteps[self._made.start :][steps].expand(count, -1)
+        if count > len(chunk):
+            return chunk[:, steps][entries.places], timesteps
+        if entries.temb is None or entries.temb[0] is not chunk:
+            entries.temb = chunk, chunk[entries.places]
+        return entries.temb[1][:, steps], timesteps
+
+    def _chunk_with(self, step: int) -> Tensor:
+        """Return the chunk that has a step, (conditions, steps of the chunk, width)."""
         if self._temb is None or step not in self._made:
             first = step - step % self._chunk
             self._made = range(first, min(first + self._chunk, len(self._timesteps)))
             self._temb = None  # free this chunk before allocating the next
             self._temb = make_table(self._denoiser, self._timesteps, self._conditions, self._made)
-        temb = self._temb[:, step - self._made.start]
-        return Conditioning(temb, self._timesteps[step].expand(len(temb)), self.text)
+        return self._temb
 
 
 def make_table(denoiser: DenoiserLike, timesteps: Tensor, conditions: Conditions, steps: range) -> Tensor:

@@ -1,6 +1,7 @@
 """Convert tensors to pictures: PIL images, numpy or torch. A VAE decodes latents first."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fastdiff.diffusion.shared_steps import AskedDecode, done
 from fastdiff.errors import InputError, NonFiniteError
 from fastdiff.execution.transfers import fetch
 from fastdiff.models.blocks.protocols import DecoderLike
@@ -58,7 +60,15 @@ def begin_latents(x: Tensor) -> Callable[[], Tensor]:
 
 
 def decode_latents(vae: DecoderLike, latents: Tensor) -> Tensor:
-    """Decode latents (N, h, w, C) float32 to pictures (N, H, W, 3) float32, about in [-1, 1], as DiTPipeline does."""
+    """Decode latents (N, h, w, C) float32 to pictures (N, H, W, 3) float32, about in [-1, 1], as DiTPipeline does.
+
+    Runs that share work decode together.
+    """
+    decoded: Tensor = done(AskedDecode(vae, partial(_decoded, vae), latents))
+    return decoded
+
+
+def _decoded(vae: DecoderLike, latents: Tensor) -> Tensor:
     (sample,) = vae.decode((latents / vae.config.scaling_factor).permute(0, 3, 1, 2))
     return sample.permute(0, 2, 3, 1)
 

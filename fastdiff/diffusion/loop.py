@@ -5,7 +5,7 @@ do not keep that promise, so the CPU path computes each picture on its own, with
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,16 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastdiff.diffusion.conditioning import ConditioningTable
+from fastdiff.diffusion.conditioning import ConditioningTable, Entries
 from fastdiff.diffusion.conditions import Conditions
-from fastdiff.diffusion.guided import bounded, rescaled
-from fastdiff.diffusion.shared_steps import ROWS, AskedStep, Constants, GraphCall, sharing
+from fastdiff.diffusion.shared_steps import ROWS, AskedStep, Constants, FixedInputs, Moments, done, sharing
+from fastdiff.diffusion.step import Step, with_inputs
 from fastdiff.execution.cpu_workers import map_in_turn, map_pictures
 from fastdiff.execution.memory import Portions
 from fastdiff.execution.replaying.trees import Fixed, map_tensors
-from fastdiff.kernels.denoise import EARLIER, StepOptions, denoise_step
+from fastdiff.kernels.denoise import EARLIER
 from fastdiff.kernels.scale_input import scale_input
-from fastdiff.models.blocks.conditioning import Conditioning
 from fastdiff.models.blocks.protocols import DenoiserLike
 from fastdiff.samplers.shared.noise import NoiseSource
 from fastdiff.samplers.shared.schedule import Schedule
@@ -54,6 +53,13 @@ class Controlled:
     pictures: tuple[Tensor, ...]  # for each of the models, (N, H, W, C)
     others: tuple[Any, ...]  # for each of the models, tensors that all pictures share
     conditional_alone: bool  # whether the models leave the unconditional half as it is
+    name: Hashable = None  # equal for runs of the same models that share `others`; None: no run shares them
+
+    @property
+    def key(self) -> Hashable:
+        """Return what runs have in common whose control can be joined."""
+        sizes = tuple(each.shape[1:] for each in self.pictures)
+        return id(self) if self.name is None else (self.name, sizes, self.conditional_alone)
 
     def inputs(self, part: slice, halves: int) -> tuple[Any, ...]:
         """Return what `predict` takes after the conditioning, for a part of the pictures."""
@@ -83,8 +89,10 @@ def denoise(
     control: Control | None = None,
     after_step: AfterStep | None = None,
     before_step: BeforeStep | None = None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield x_{t-1} and x0, each (N, H, W, C) float32, after every step.
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield the index of a step, x_{t-1} and x0, each (N, H, W, C) float32, after every step.
+
+    If nobody looks at the steps (`Share.each_step`) and nothing happens between them, only the last is yielded.
 
     Args:
         x_t: The starting noise, (N, H, W, C) float32 on the model's device, scaled by the schedule's init_noise_sigma.
@@ -109,7 +117,11 @@ def denoise(
     if known is not None:
         x_t = known.begin(x_t)
     kept = x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:]) if schedule.multistep else None
-    for i, draws in enumerate(schedule.draws_noise):
+    share = sharing.get()
+    is_looked_at = share is None or share.each_step
+    unwatched = seeds is not None and not is_looked_at and known is before_step is after_step is None
+    i, count = 0, len(schedule)
+    while i < count:
         if before_step is not None:
             given_x, changed = before_step(i)
             x_t = x_t if given_x is None else given_x
@@ -119,96 +131,39 @@ def denoise(
         if weights != denoiser.weights_state:  # adapters have changed what was computed before the loop
             weights = denoiser.weights_state
             loops.clear()
-        guided, controlled = conditions.guides(i, len(schedule)), None if control is None else control.at(i)
-        if (guided, controlled) not in loops:
+        guided, controlled = alike = _kind_of_step(i, count, conditions, control)
+        if alike not in loops:
             given = conditions if guided else replace(conditions, guidance=None)
             model = denoiser if controlled is None else controlled.denoiser
-            loops[guided, controlled] = Loop(model, schedule, given, seeds, inputs, controlled)
-        loop = loops[guided, controlled]
-        z = noise() if draws and not isinstance(noise, Tensor) else None
-        take = functools.partial(loop.take_step, x_t, i, z, earlier=kept)
+            loops[alike] = Loop(model, schedule, given, seeds, inputs, controlled)
+        stop = i + 1
+        if unwatched and all(_kind_of_step(each, count, conditions, control) == alike for each in range(i, count)):
+            stop = count
+        z = noise() if schedule.draws_noise[i] and not isinstance(noise, Tensor) else None
+        take = functools.partial(loops[alike].take_steps, x_t, i, stop, z, earlier=kept)
         x_t, x0, *earlier = _join(portions.map(take, len(x_t)))
-        kept = earlier[0] if earlier else None
+        kept, i = earlier[0] if earlier else None, stop
         if known is not None:
-            known.set_after(i, x_t)
+            known.set_after(i - 1, x_t)
         if after_step is not None:
-            x_t, changed = after_step(i, x_t)
+            x_t, changed = after_step(i - 1, x_t)
             if changed is not None:
                 conditions = changed
                 loops.clear()
-        yield x_t, x0
+        yield i - 1, x_t, x0
+
+
+def _kind_of_step(
+    i: int, count: int, conditions: Conditions, control: Control | None
+) -> tuple[bool, Controlled | None]:
+    """Return whether step i of `count` is guided, and what controls it."""
+    return conditions.guides(i, count), None if control is None else control.at(i)
 
 
 def _join(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     if len(parts) == 1:  # no copy
         return parts[0]
     return tuple(torch.cat(each) for each in zip(*parts, strict=True))
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step as a function of tensors. Its fields are everything else that it depends on.
-
-    A CUDA graph of the step keeps this object alive.
-    """
-
-    denoiser: DenoiserLike
-    options: StepOptions
-    is_guided: bool
-    guidance_rescale: float
-    most_norm: float
-
-    @property
-    def name(self) -> tuple[Any, ...]:
-        """Everything that the step's graph depends on, besides the denoiser."""
-        return tuple(value for key, value in vars(self).items() if key != "denoiser")
-
-    def __call__(
-        self,
-        x_t: Tensor,
-        step: Tensor,
-        time: tuple[Tensor, Tensor],
-        earlier: Tensor,
-        constants: "Constants",
-        noise: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Return x_{t-1}, x0 and the next step's `earlier`, from x_t (N, H, W, C).
-
-        With guidance, one model call computes both halves; `time` and the text then have an entry for each picture of
-        each.
-        """
-        rows, scale, text, inputs, control = constants
-        x = with_inputs(scale_input(x_t, rows, step, self.denoiser.dtype, 1 + self.is_guided), *inputs)
-        output, *unguided = self.denoiser.predict(x, Conditioning(*time, text), *control).split(len(x_t))
-        return self.update(output, unguided[0] if unguided else None, x_t, rows, step, earlier, noise, scale)
-
-    def update(
-        self,
-        output: Tensor,
-        unguided: Tensor | None,
-        x_t: Tensor,
-        rows: Tensor,
-        step: Tensor,
-        earlier: Tensor | None,
-        noise: Tensor | None,
-        scale: Tensor,
-    ) -> tuple[Tensor, ...]:
-        if self.options.variance == "fixed":  # ignore a learned variance, as diffusers' DiTPipeline does
-            channels = x_t.shape[-1]
-            output, unguided = output[..., :channels], None if unguided is None else unguided[..., :channels]
-        if unguided is not None and self.guidance_rescale:
-            output, unguided = rescaled(output, unguided, scale, self.guidance_rescale), None
-        if unguided is not None and self.most_norm:
-            output, unguided = bounded(output, unguided, scale, self.most_norm), None
-        return denoise_step(
-            output, x_t, rows, self.options,
-            unguided=unguided, guidance_scale=scale, noise=noise, step=step, earlier=earlier,
-        )  # fmt: skip
-
-
-def with_inputs(x: Tensor, *inputs: Tensor) -> Tensor:
-    """Return a model's input (k, H, W, C) with constant channels (k, H, W, C') or (1, H, W, C') after its own."""
-    return torch.cat([x, *(each.expand(len(x), -1, -1, -1) for each in inputs)], dim=-1) if inputs else x
 
 
 @dataclass(frozen=True)
@@ -239,26 +194,32 @@ class Loop:
         rescale, most = (0.0, 0.0) if guidance is None else (guidance.rescale, guidance.most_norm)
         return Step(self.denoiser, self.schedule.options, guidance is not None, rescale, most)
 
-    def take_step(
-        self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: Tensor | None = None
+    def take_steps(
+        self, x_t: Tensor, i: int, stop: int, noise: Tensor | None, part: slice = ALL, earlier: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """Take a step, alone or with other runs: see `shared_steps`."""
-        asked, share = AskedStep(self, x_t, i, noise, part, earlier, self.denoiser.weights_state), sharing.get()
-        return asked.alone() if share is None else share(asked)
+        """Take the steps from i up to `stop`, alone or with other runs: see `shared_steps`.
+
+        Returns what the last one returns. More than one step need `seeds`.
+        """
+        return done(AskedStep(self, x_t, i, stop, noise, part, earlier, self.denoiser.weights_state))
 
     def key(self, x_t: Tensor, earlier: Tensor | None) -> tuple[Any, ...]:
         """Return what steps that are taken together have in common: all that changes shapes or launches.
 
-        A step with ControlNets is shared with no other run. Generators draw the noise outside of the step.
+        Steps with ControlNets are shared if the ControlNets, their scales and the sizes of their pictures are equal.
+        Generators draw the noise outside of the step.
         """
+        return (*self._key, x_t.shape[1:], earlier is None)
+
+    @functools.cached_property
+    def _key(self) -> tuple[Any, ...]:
         shapes: list[Any] = []
         map_tensors(lambda each: shapes.append((each.shape[1:], each.dtype)), self.table.text)
         inputs = None if self.inputs is None else self.inputs.shape[1:]
-        controlled = None if self.control is None else id(self.control)
+        model, control = (id(self.denoiser), None) if self.control is None else (None, self.control.key)
         return (
-            id(self.denoiser), self.step.name, x_t.shape[1:], tuple(shapes), inputs, controlled,
-            self.seeds is None and any(self.schedule.draws_noise),
-            earlier is None, -(-len(self.schedule) // ROWS),
+            model, control, self.step.name, tuple(shapes), inputs,
+            self.draws_outside, -(-len(self.schedule) // ROWS),
         )  # fmt: skip
 
     def step_alone(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
@@ -268,9 +229,9 @@ class Loop:
 
     @functools.cached_property
     def step_indices(self) -> Tensor:
-        """The row of each picture at each step, (steps, N) int32."""
+        """The row of each picture at each step, (N, steps) int32."""
         indices = torch.arange(len(self.schedule), dtype=torch.int32, device=self.denoiser.device)
-        return indices[:, None].repeat(1, len(self.conditions.of_pictures))
+        return indices.repeat(len(self.conditions.of_pictures), 1)
 
     @functools.cached_property
     def all_conditions(self) -> Tensor:
@@ -295,43 +256,65 @@ class Loop:
     def _of_parts(self) -> dict[tuple[int, int], tuple[Fixed, ...]]:
         return {}
 
-    def _fixed(self, part: slice, x_t: Tensor, text: tuple[Tensor, ...]) -> tuple[Fixed, ...]:
-        """Return the inputs of a graph that stay the same: its constants, its seeds, and zeros like `earlier`."""
+    def _entries(self, part: slice) -> Entries:
         key = part.start, part.stop
-        if key not in self._of_parts:
+        if key not in self._entries_of_parts:
+            self._entries_of_parts[key] = Entries(self.all_conditions[:, part].flatten())
+        return self._entries_of_parts[key]
+
+    @functools.cached_property
+    def _entries_of_parts(self) -> dict[tuple[int, int], Entries]:
+        return {}
+
+    @functools.cached_property
+    def _fixed_of_parts(self) -> dict[tuple[int, int], FixedInputs]:
+        return {}
+
+    def fixed(self, part: slice, x_t: Tensor) -> FixedInputs:
+        """Return the inputs of the graph that stay the same, for a part of the pictures."""
+        key = part.start, part.stop
+        if key not in self._fixed_of_parts:
             rows = F.pad(self.schedule.rows, (0, 0, 0, -len(self.schedule) % ROWS))
-            entries = self.all_conditions[:, part].flatten()
-            text = map_tensors(lambda each: each[entries], text)
+            entries = self._entries(part).places
+            text = map_tensors(lambda each: each[entries], self.table.text)
             inputs = () if self.inputs is None else (self.inputs[part].repeat(self.halves, 1, 1, 1),)
             constants = Constants(rows, self.guidance_scale[part], text, inputs, self._controls(part))
             x_t = x_t[part]
             seeds = x_t.new_zeros(len(x_t), dtype=torch.int64) if self.seeds is None else self.seeds[part]
             zeros = x_t.new_zeros(len(x_t), EARLIER, *x_t.shape[1:])
-            self._of_parts[key] = Fixed(constants), Fixed(seeds), Fixed(zeros)
-        return self._of_parts[key]
+            self._fixed_of_parts[key] = FixedInputs(Fixed(constants), Fixed(seeds), Fixed(zeros))
+        return self._fixed_of_parts[key]
+
+    def moments(self, i: int, part: slice, most: int) -> Moments:
+        """Return the moments of at most `most` steps from step i on, for a part of the pictures."""
+        temb, timesteps = self.table.of(i, self._entries(part), most)
+        return Moments(self.step_indices[part, i : i + timesteps.shape[1]], temb, timesteps)
+
+    @functools.cached_property
+    def draws_outside(self) -> bool:
+        """Whether a generator draws the noise of some step."""
+        return self.seeds is None and any(self.schedule.draws_noise)
+
+    def drawn(self, x_t: Tensor, noise: Tensor | None, part: slice) -> Tensor:
+        """Return a step's noise from a generator, for a part of the pictures; zeros for a step without noise."""
+        return torch.zeros_like(x_t[part]) if noise is None else noise[part]
 
     def _controls(self, part: slice) -> tuple[Any, ...]:
         return () if self.control is None else self.control.inputs(part, self.halves)
 
-    def step_as_graph(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        """Compute all pictures of the part at once. One graph runs every sampler, any number of steps and any scale."""
-        call = self.graph_call(*args, **kwargs)
-        return call.run(call.x_t, call.step, call.time, call.earlier, call.constants, call.noise, wanted=call.wanted)
-
-    def graph_call(
+    def step_as_graph(
         self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: Tensor | None = None
-    ) -> GraphCall:
-        """Return the graph of step i, and its inputs for the part."""
-        run = self.denoiser.graphed(self.step.name, self.step)
-        conditioning, entries = self.table.at(i), self.all_conditions[:, part].flatten()
-        constants, seeds, zeros = self._fixed(part, x_t, conditioning.text)
-        z: Tensor | Fixed = seeds
-        if self.seeds is None and any(self.schedule.draws_noise):
-            z = torch.zeros_like(x_t[part]) if noise is None else noise[part]
-        time = conditioning.temb[entries], conditioning.timesteps[entries].float()  # some samplers have whole numbers
+    ) -> tuple[Tensor, ...]:
+        """Compute all pictures of the part at once. One graph runs every sampler, any number of steps and any scale."""
+        constants, seeds, zeros = self.fixed(part, x_t)
+        z = self.drawn(x_t, noise, part) if self.draws_outside else seeds
+        step, *time = (each[:, 0].contiguous() for each in self.moments(i, part, 1))  # kernels read no views
         state, wanted = (zeros, (0, 1)) if earlier is None else (earlier[part], (0, 1, 2))
-        step = self.step_indices[i, part]
-        return GraphCall(run, x_t[part], step, time, state, constants, z, wanted, seeds, zeros)
+        return self.graph()(x_t[part], step, tuple(time), state, constants, z, wanted=wanted)
+
+    def graph(self) -> Callable[..., tuple[Tensor, ...]]:
+        """Return the step as a graph."""
+        return self.denoiser.graphed(self.step.name, self.step)
 
     def step_by_picture(
         self, x_t: Tensor, i: int, noise: Tensor | None, part: slice = ALL, earlier: Tensor | None = None
@@ -341,7 +324,7 @@ class Loop:
         A guided picture takes one model call if the denoiser `joins_halves`, else two.
         """
         conditioning = self.table.at(i)
-        rows, step = self.schedule.rows, self.step_indices[i, :1]
+        rows, step = self.schedule.rows, self.step_indices[:1, i]
         model = self.denoiser.graphed("predict", self.denoiser.predict)
 
         def predict(x: Tensor, conditions: Tensor, place: Tensor, *inputs: Tensor) -> Tensor:

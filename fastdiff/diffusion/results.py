@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -42,13 +41,19 @@ class Step:
     draft: Callable[[Tensor], Any] | None = None  # decodes x0 for a preview without the pipeline's own VAE
     trajectories: TrajectoryOutput | None = None  # the finished trajectories after the last step, instead of pictures
 
-    @cached_property
+    @property
     def images(self) -> Any:
         """The finished pictures after the last step; None before.
 
         Raises the error of the run, if the run did not wait for its pictures.
         """
-        return None if self.finish is None else self.finish()
+        if self.finish is None:
+            return None
+        if "_images" not in vars(
+            self
+        ):  # the lock of Python 3.11's cached_property is for all steps, and `finish` waits
+            vars(self)["_images"] = self.finish()
+        return vars(self)["_images"]
 
     @property
     def notice(self) -> str | None:

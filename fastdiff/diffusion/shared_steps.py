@@ -1,13 +1,15 @@
-"""Steps that several runs share: each row of a batch is at its own step of its own run.
+"""Work that several runs share: steps, in which each row of a batch is at its own step of its own run, and decoding.
 
-A run that finds a `Share` in its context hands its steps to it instead of taking them. The share may take steps of
-several runs together, if their `key` is equal. A picture has the same bits alone and in any company, so sharing changes
-no picture.
+A run that finds a `Share` in its context hands its work to it instead of doing it. The share may do the work of several
+runs together, if their `key` is equal. A picture has the same bits alone and in any company, so sharing changes no
+picture.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -17,7 +19,8 @@ from torch import Tensor
 from fastdiff.execution.replaying.trees import Fixed, map_tensors
 
 ROWS = 1024  # a graph's table has a multiple of it, so that runs of any usual number of steps share a graph
-REMEMBERED = 4  # companies whose joined constants are kept; the least recent goes
+AHEAD = 8  # steps whose moments are joined at a time
+REMEMBERED = 4  # batches; the least recent goes
 
 
 class Constants(NamedTuple):
@@ -30,18 +33,19 @@ class Constants(NamedTuple):
     control: tuple[Any, ...]  # `Controlled.inputs`
 
 
-class GraphCall(NamedTuple):
-    """A graph of a step and its inputs: (n, ...), or (halves * n, ...) with an entry for each picture of each half."""
+class Moments(NamedTuple):
+    """Holds what steps read of their time, for some consecutive steps. They may be views of tables."""
 
-    run: Callable[..., tuple[Tensor, ...]]
-    x_t: Tensor
-    step: Tensor  # (n,) int32
-    time: tuple[Tensor, Tensor]
-    earlier: Tensor | Fixed
+    step: Tensor  # (n, steps) int32
+    temb: Tensor  # (halves * n, steps, width)
+    timesteps: Tensor  # (halves * n, steps) float32
+
+
+class FixedInputs(NamedTuple):
+    """Holds the inputs of a graph that stay the same from step to step."""
+
     constants: Fixed  # Constants
-    noise: Tensor | Fixed
-    wanted: tuple[int, ...]
-    seeds: Fixed
+    seeds: Fixed  # (n,) int64
     zeros: Fixed  # like `earlier`
 
 
@@ -62,17 +66,95 @@ class StepTaker(Protocol):
     def step_alone(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Take a step."""
 
-    def graph_call(self, *args: Any, **kwargs: Any) -> GraphCall:
-        """Return the graph of a step and its inputs."""
+    @property
+    def draws_outside(self) -> bool:
+        """Whether a generator draws the noise of some step."""
+
+    def drawn(self, x_t: Tensor, noise: Tensor | None, part: slice) -> Tensor:
+        """Return a step's noise from a generator, for a part of the pictures."""
+
+    def fixed(self, part: slice, x_t: Tensor) -> FixedInputs:
+        """Return the inputs of the graph that stay the same."""
+
+    def moments(self, i: int, part: slice, most: int) -> Moments:
+        """Return the moments of at most `most` steps from step i on."""
+
+    def graph(self) -> Callable[..., tuple[Tensor, ...]]:
+        """Return the graph of a step."""
+
+
+class Asked(Protocol):
+    """Work that a run wants to be done."""
+
+    @property
+    def key(self) -> Hashable:
+        """Return what work that is done together has in common."""
+
+    @property
+    def pictures(self) -> int:
+        """The number of pictures."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the work is done."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether the model has other weights now."""
+
+    def alone(self) -> Any:
+        """Do the work."""
+
+    def then(self, result: Any) -> "Asked | None":
+        """Return the work that follows, if the run asked for more at once."""
+
+
+class Share(Protocol):
+    """Does work for several runs. All code of these runs takes turns."""
+
+    @property
+    def each_step(self) -> bool:
+        """Whether the caller of the run looks at each step."""
+
+    def ask(self, asked: Asked) -> Any:
+        """Wait for the result of the work."""
+
+    def outside(self) -> AbstractContextManager[None]:
+        """Give the turn back during the block."""
+
+
+sharing: ContextVar[Share | None] = ContextVar("sharing", default=None)
+waited: ContextVar[float] = ContextVar("waited", default=0.0)  # seconds that a run has waited for other runs
+
+
+def done(asked: Asked) -> Any:
+    """Return the result of the work: done here, or by the `Share` of the context."""
+    share = sharing.get()
+    return asked.alone() if share is None else share.ask(asked)
+
+
+@contextmanager
+def outside_turn() -> Iterator[None]:
+    """Let other requests of an `Engine` go on during the block, which draws nothing, such as to write a PNG.
+
+    Outside of an engine it does nothing. Raises CancelledError after the block if the request was cancelled meanwhile.
+    """
+    share = sharing.get()
+    if share is None:
+        yield
+        return
+    with share.outside():
+        yield
 
 
 @dataclass(frozen=True, eq=False)
 class AskedStep:
-    """A step that a run wants to take: the arguments of its `step_alone`."""
+    """A step that a run wants to take, and those that follow: the arguments of its `step_alone`."""
 
     loop: StepTaker
     x_t: Tensor  # (N, H, W, C) float32
     i: int
+    stop: int  # the run wants the result of the step before it
     noise: Tensor | None
     part: slice
     earlier: Tensor | None
@@ -88,6 +170,11 @@ class AskedStep:
         """The number of pictures."""
         return len(range(*self.part.indices(len(self.x_t))))
 
+    @property
+    def device(self) -> torch.device:
+        """The model's."""
+        return cast(torch.device, self.loop.denoiser.device)
+
     @cached_property
     def key(self) -> tuple[Any, ...]:
         """See `Loop.key`."""
@@ -97,85 +184,188 @@ class AskedStep:
         """Take the step; return x_{t-1} and x0, and the next step's `earlier` if there is one."""
         return self.loop.step_alone(*self.arguments)
 
+    def then(self, result: tuple[Tensor, ...]) -> "AskedStep | None":
+        """Return the next step, if there is one."""
+        if self.i + 1 == self.stop:
+            return None
+        x_t, _, *kept = result
+        earlier = None if self.earlier is None else _replaced(self.earlier, self.part, kept[0])
+        return replace(self, x_t=_replaced(self.x_t, self.part, x_t), i=self.i + 1, earlier=earlier)
+
     @property
     def arguments(self) -> tuple[Any, ...]:
         """The arguments of `step_alone` and `graph_call`."""
         return self.x_t, self.i, self.noise, self.part, *(() if self.earlier is None else (self.earlier,))
 
 
-Share = Callable[[AskedStep], tuple[Tensor, ...]]
-sharing: ContextVar[Share | None] = ContextVar("sharing", default=None)
-waited: ContextVar[float] = ContextVar("waited", default=0.0)  # seconds that a run has waited for other runs
+def _replaced(whole: Tensor, part: slice, rows: Tensor) -> Tensor:
+    """Return a tensor with other rows in a part."""
+    return rows if len(rows) == len(whole) else torch.cat([whole[: part.start], rows, whole[part.stop :]])
 
 
-class _Joined(NamedTuple):
-    """The inputs of a company's graph that stay the same from step to step."""
+@dataclass(frozen=True, eq=False)
+class AskedDecode:
+    """Latents that a run wants to decode."""
 
-    constants: Fixed
-    seeds: Fixed
-    zeros: Fixed  # like `earlier`
-    loops: tuple[Any, ...]  # keeps them alive, so that no other loop has their ids
+    vae: Any  # a DecoderLike
+    decode: Callable[[Tensor], Tensor]  # (N, h, w, C) -> (N, H, W, C')
+    latents: Tensor
+
+    @property
+    def changed(self) -> bool:
+        """Return False: no adapter changes a VAE."""
+        return False
+
+    @property
+    def pictures(self) -> int:
+        """The number of pictures."""
+        return len(self.latents)
+
+    @property
+    def device(self) -> torch.device:
+        """The latents'."""
+        return self.latents.device
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """All that changes shapes or launches."""
+        state = getattr(self.vae, "weights_state", None)
+        return "decode", id(self.vae), self.latents.shape[1:], self.latents.dtype, state
+
+    def alone(self) -> Tensor:
+        """Decode the latents."""
+        return self.decode(self.latents)
+
+    def then(self, result: Tensor) -> None:
+        """Return None: nothing follows."""
+
+
+def decode_together(asked: Sequence[AskedDecode]) -> list[Tensor]:
+    """Decode latents in batches of 16, 8, 4, 2 and 1 pictures, so that few graphs are captured."""
+    whole, sizes = torch.cat([each.latents for each in asked]), list[int]()
+    while sum(sizes) < len(whole):
+        sizes.append(min(16, 1 << ((len(whole) - sum(sizes)).bit_length() - 1)))
+    decoded = torch.cat([asked[0].decode(part) for part in whole.split(sizes)])
+    return list(decoded.split([each.pictures for each in asked]))
+
+
+class _Batch:
+    """Steps of the same runs, taken together again and again. It remembers what stays the same from step to step."""
+
+    def __init__(self, asked: Sequence[AskedStep], size: int):
+        """size: the rows of its graphs."""
+        self._size, self._halves = size, asked[0].loop.halves
+        self._fixed = self._joined(asked)
+        self._asked = asked  # the first steps of `_moments`; keeps the loops alive, so that no other loop has their ids
+        self._moments: Moments | None = None
+        self._rows: tuple[Tensor, ...] = ()  # the last results: all rows, and the rows of each run
+        self._parts: list[tuple[Tensor, ...]] = []
+
+    def take(self, asked: Sequence[AskedStep]) -> list[tuple[Tensor, ...]]:
+        """Return the result of each step."""
+        goes_on = self._ended_at(asked)
+        step, temb, timesteps = self._moment(asked)
+        x_t = self._rows[0] if goes_on else self._join([each.x_t[each.part] for each in asked])
+        earlier: Tensor | Fixed = self._fixed.zeros
+        if asked[0].earlier is not None:
+            kept = [cast(Tensor, each.earlier)[each.part] for each in asked]
+            earlier = self._rows[2] if goes_on else self._join(kept)
+        noise: Tensor | Fixed = self._fixed.seeds
+        if asked[0].loop.draws_outside:
+            noise = self._join([each.loop.drawn(each.x_t, each.noise, each.part) for each in asked])
+        wanted = (0, 1) if asked[0].earlier is None else (0, 1, 2)
+        run = asked[0].loop.graph()
+        self._rows = run(x_t, step, (temb, timesteps), earlier, self._fixed.constants, noise, wanted=wanted)
+        counts = [each.pictures for each in asked]
+        self._parts = list(zip(*(rows[: sum(counts)].split(counts) for rows in self._rows), strict=True))
+        return self._parts
+
+    def _ended_at(self, asked: Sequence[AskedStep]) -> bool:
+        """Whether these steps begin where the last ones ended, so that their rows need not be joined again."""
+        return bool(self._parts) and all(
+            each.x_t is x_t and (each.earlier is None if not kept else each.earlier is kept[0])
+            for each, (x_t, _, *kept) in zip(asked, self._parts, strict=True)
+        )
+
+    def _moment(self, asked: Sequence[AskedStep]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the steps read of their time. The moments of several steps are joined at a time."""
+        j = asked[0].i - self._asked[0].i
+        is_known = self._moments is not None and 0 <= j < len(self._moments.step)
+        if not is_known or any(each.i != first.i + j for each, first in zip(asked, self._asked, strict=True)):
+            self._asked, self._moments, j = asked, self._joined_moments(asked), 0
+        assert self._moments is not None
+        step, temb, timesteps = self._moments
+        return step[j], temb[j], timesteps[j]
+
+    def _joined_moments(self, asked: Sequence[AskedStep]) -> Moments:
+        """Return moments with the steps in front, so that the part of a step is contiguous, as kernels want it."""
+        moments = [each.loop.moments(each.i, each.part, AHEAD) for each in asked]
+        count = min(each.step.shape[1] for each in moments)
+        parts = ([each[:, :count] for each in its] for its in zip(*moments, strict=True))
+        halves = 1, self._halves, self._halves
+        joined = (self._join(each, halves=count) for each, count in zip(parts, halves, strict=True))
+        return Moments(*(each.transpose(0, 1).contiguous() for each in joined))
+
+    def _joined(self, asked: Sequence[AskedStep]) -> FixedInputs:
+        """Return the inputs of the graph that stay the same."""
+        inputs = [each.loop.fixed(each.part, each.x_t) for each in asked]
+        counts, each_half = [each.pictures for each in asked], partial(self._join, halves=self._halves)
+        parts = [cast(Constants, each.constants.tensors) for each in inputs]
+        tables = [part.rows.expand(count, -1, -1) for part, count in zip(parts, counts, strict=True)]
+        constants = Constants(
+            rows=self._join(tables),
+            guidance_scale=self._join([part.guidance_scale for part in parts]),
+            text=map_tensors(lambda *each: each_half(each), *(part.text for part in parts)),
+            inputs=map_tensors(lambda *each: each_half(each), *(part.inputs for part in parts)),
+            control=self._joined_controls([part.control for part in parts], counts),
+        )
+        seeds, zeros = (self._join([fixed.tensors for fixed in each]) for each in list(zip(*inputs, strict=True))[1:])
+        return FixedInputs(Fixed(constants), Fixed(seeds), Fixed(zeros))
+
+    def _joined_controls(self, controls: Sequence[tuple[Any, ...]], counts: Sequence[int]) -> tuple[Any, ...]:
+        """Join the control pictures of each ControlNet. What the pictures of a run share is equal in all runs.
+
+        counts: the pictures of each run, whose control has an entry for each picture of one half or of each.
+        """
+        joined = []
+        for nets in zip(*controls, strict=True):
+            halves = len(nets[0][0]) // counts[0]
+            joined.append((self._join([pictures for pictures, _ in nets], halves=halves), nets[0][1]))
+        return tuple(joined)
+
+    def _join(self, parts: Sequence[Any], *, halves: int = 1) -> Tensor:
+        """Join tensors (halves * n, ...) to (halves * size, ...): each half has all pictures, and the last again."""
+        whole = torch.cat([part.unflatten(0, (halves, -1)) for part in parts], dim=1)
+        missing = self._size - whole.shape[1]
+        if missing:
+            whole = torch.cat([whole, whole[:, -1:].expand(-1, missing, *whole.shape[2:])], dim=1)
+        return whole.flatten(0, 1)
 
 
 class Company:
-    """Takes steps of several runs as one CUDA graph, and remembers what stays the same from step to step."""
+    """Does work of several runs together, and remembers the batches that took the last steps."""
 
     def __init__(self) -> None:
-        self._joined: dict[tuple[Any, ...], _Joined] = {}
+        self._batches: OrderedDict[tuple[Any, ...], _Batch] = OrderedDict()
 
-    def take(self, asked: Sequence[AskedStep], size: int) -> list[tuple[Tensor, ...]]:
-        """Return the result of each step. All have the same key.
+    def take(self, asked: Sequence[Asked], size: int) -> list[Any]:
+        """Return the result of each piece of work. All have the same key.
 
         Args:
-            size: the rows of the graph, at least the number of pictures. Further rows repeat the last picture.
+            size: the rows of the graph of a step, at least the number of pictures. Further rows repeat the last one.
         """
-        on_cpu = asked[0].loop.denoiser.device.type == "cpu"  # computes each picture on its own anyway
-        return [each.alone() for each in asked] if len(asked) == 1 or on_cpu else self.as_graph(asked, size)
+        if asked[0].device.type == "cpu":  # computes each picture on its own anyway
+            return [each.alone() for each in asked]
+        if isinstance(asked[0], AskedStep):
+            return self.as_graph(cast(Sequence[AskedStep], asked), size)
+        return decode_together(cast(Sequence[AskedDecode], asked))
 
     def as_graph(self, asked: Sequence[AskedStep], size: int) -> list[tuple[Tensor, ...]]:
-        """Take the steps together on any device."""
-        calls = [each.loop.graph_call(*each.arguments) for each in asked]
-        first, halves = calls[0], asked[0].loop.halves
-        rows = partial(_join, size=size, halves=1)
-        same = self._constants(asked, calls, size, halves)
-        time = map_tensors(lambda *parts: _join(parts, size=size, halves=halves), *(call.time for call in calls))
-        step = rows([call.step for call in calls])
-        earlier = same.zeros if asked[0].earlier is None else rows([call.earlier for call in calls])
-        noise = same.seeds if isinstance(first.noise, Fixed) else rows([call.noise for call in calls])
-        x_t = rows([call.x_t for call in calls])
-        made = first.run(x_t, step, time, earlier, same.constants, noise, wanted=first.wanted)
-        counts = [each.pictures for each in asked]
-        return list(zip(*(tensor[: sum(counts)].split(counts) for tensor in made), strict=True))
-
-    def _constants(self, asked: Sequence[AskedStep], calls: Sequence[GraphCall], size: int, halves: int) -> _Joined:
+        """Take the steps together on any device, as one CUDA graph on a GPU."""
         key = (size, *((id(each.loop), each.part.start, each.part.stop) for each in asked))
-        if key not in self._joined:
-            while len(self._joined) >= REMEMBERED:
-                del self._joined[next(iter(self._joined))]
-            self._joined[key] = _joined_constants(tuple(each.loop for each in asked), calls, size, halves)
-        self._joined[key] = self._joined.pop(key)  # the most recent
-        return self._joined[key]
-
-
-def _joined_constants(loops: tuple[StepTaker, ...], calls: Sequence[GraphCall], size: int, halves: int) -> _Joined:
-    rows, each_half = partial(_join, size=size, halves=1), partial(_join, size=size, halves=halves)
-    parts = [cast(Constants, call.constants.tensors) for call in calls]
-    tables = [part.rows.expand(len(call.step), -1, -1) for part, call in zip(parts, calls, strict=True)]
-    constants = parts[0]._replace(
-        rows=rows(tables),
-        guidance_scale=rows([part.guidance_scale for part in parts]),
-        text=map_tensors(lambda *each: each_half(each), *(part.text for part in parts)),
-        inputs=map_tensors(lambda *each: each_half(each), *(part.inputs for part in parts)),
-    )
-    fixed = zip(*((call.seeds, call.zeros) for call in calls), strict=True)
-    seeds, zeros = (Fixed(rows([each.tensors for each in parts_of])) for parts_of in fixed)
-    return _Joined(Fixed(constants), seeds, zeros, loops)
-
-
-def _join(parts: Sequence[Any], *, size: int, halves: int) -> Tensor:
-    """Join tensors (halves * n, ...) to one of (halves * size, ...): each half has all pictures, and the last again."""
-    whole = torch.cat([part.unflatten(0, (halves, -1)) for part in parts], dim=1)
-    missing = size - whole.shape[1]
-    if missing:
-        whole = torch.cat([whole, whole[:, -1:].expand(-1, missing, *whole.shape[2:])], dim=1)
-    return whole.flatten(0, 1)
+        if key not in self._batches:
+            while len(self._batches) >= REMEMBERED:
+                self._batches.popitem(last=False)
+            self._batches[key] = _Batch(asked, size)
+        self._batches.move_to_end(key)
+        return self._batches[key].take(asked)

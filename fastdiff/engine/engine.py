@@ -10,25 +10,31 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
-from torch import Tensor
+from annotated_types import Len
 
 from fastdiff.arguments import shown
 from fastdiff.diffusion.results import PipelineOutput, Step, TrajectoryOutput
-from fastdiff.diffusion.shared_steps import AskedStep, Company, sharing
+from fastdiff.diffusion.shared_steps import Asked, AskedDecode, Company, sharing
+from fastdiff.engine.counters import Counters, Stats
+from fastdiff.engine.limits import Limits
 from fastdiff.engine.request import Request
 from fastdiff.engine.turns import graph_size, next_turn
+from fastdiff.engine.warming import short_requests
 from fastdiff.engine.weights import Applied, Wanted, Weights, admitted, checked_weights
 from fastdiff.errors import InputError
+from fastdiff.execution.memory import is_out_of_memory, let_go
+from fastdiff.kinds import NotNegative, Pixels
 from fastdiff.pipelines.base import Pipeline
 from fastdiff.schema import Interval, checked
 
 Output = PipelineOutput | TrajectoryOutput
 Count = Annotated[int, Interval(ge=1)]
+Sizes = Annotated[tuple[tuple[Pixels, Pixels], ...], Len(1, 64)]
 OnStep = Callable[[Step], object]
 Result = TypeVar("Result")
 
@@ -48,18 +54,21 @@ class Engine:
     example because another request has a LoRA scale of its own.
     """
 
-    def __init__(self, *, max_batch: int = 16, max_requests: int = 64):
+    def __init__(self, *, max_batch: int | None = 16, max_requests: int = 64):
         """Start the engine.
 
         Args:
-            max_batch: the most pictures that share a step. A request for more has its steps for itself.
+            max_batch: the most pictures that share a step. A request for more has its steps for itself. None measures:
+                the first step of each kind is taken by one request, and the largest graph may take 0.4 of the memory
+                that is then free, at most 32 pictures. If memory runs out in a step, later ones have half the pictures.
             max_requests: the most requests that are drawn at a time. Later ones wait for their turn.
 
         Raises InputError for a number below 1.
         """
-        self._max_batch = checked("max_batch", max_batch, Count)
+        self._max_batch = checked("max_batch", max_batch, Count | None)
         self._max_requests = checked("max_requests", max_requests, Count)
         self._company, self._order = Company(), itertools.count()
+        self._limits, self._counters = Limits(self._max_batch), Counters()
         self._applied, self._queue = Applied(), list[Request]()
         self._active: tuple[Request, ...] = ()
         self._changed, self._closed = threading.Condition(), False
@@ -76,10 +85,15 @@ class Engine:
 
         Errors and cancelling are as in `call`.
         """
-        return self.call(pipe, partial(_draw, pipe, options, on_step))
+        return self.call(pipe, partial(_draw, pipe, options, on_step), each_step=on_step is not None)
 
     def call(
-        self, pipe: Pipeline, function: Callable[[], Result], *, weights: Weights | None = None
+        self,
+        pipe: Pipeline,
+        function: Callable[[], Result],
+        *,
+        weights: Weights | None = None,
+        each_step: bool = True,
     ) -> "Future[Result]":
         """Queue a function that draws with a pipeline in any way, and return the future of its result.
 
@@ -96,6 +110,8 @@ class Engine:
                 weights change, and the oldest request that waits decides which come next. Without `weights`, a request
                 takes the model as it is, and never runs beside a request with weights. So if one request of a model has
                 weights, give weights to each.
+            each_step: whether the function looks at each step of its pipelines. If not, they yield no step that the
+                next one follows directly, and the engine need not wake the function between steps.
 
         Raises InputError if the engine is closed, for wrong weights, and for an offloaded pipeline, whose models move
         during a run.
@@ -112,27 +128,69 @@ class Engine:
             self._applied.apply(model, weights)
             return function()
 
-        request = Request(with_weights, Wanted(id(model), weights))
+        request = Request(with_weights, Wanted(id(model), weights), self._changed, each_step=each_step)
         with self._changed:
             if self._closed:
                 raise InputError("engine: it is closed; make a new Engine")
             self._queue.append(request)
             self._changed.notify()
+        request.future.add_done_callback(partial(self._forget, request))
         return request.future
 
-    def close(self, *, cancel: bool = False) -> None:
-        """Take no more requests, and wait for the others. `cancel` ends them before their next step.
+    def warm(
+        self,
+        pipe: Pipeline,
+        sizes: Sequence[tuple[int, int]] = ((512, 512),),
+        *,
+        max_batch: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Draw short requests of 1, 2, 4, 8, 16 ... pictures, so that the graphs of later requests are captured.
+
+        Each size is drawn guided and not guided. The models then keep the graphs of all these sizes.
+
+        Args:
+            pipe: the pipeline that will draw.
+            sizes: heights and widths in pixels.
+            max_batch: the most pictures. Default: the engine's, or 16 if the engine measures.
+            options: further arguments that the pipeline needs, such as `control_image`.
+
+        Raises the errors of `call` and of the pipeline.
+        """
+        most = checked("max_batch", max_batch, Count | None) or self._max_batch or 16
+        sizes = checked("sizes", sizes, Sizes)
+        for each in short_requests(pipe, sizes, most, options):
+            self.submit(pipe, **each).result()
+
+    def stats(self) -> Stats:
+        """Return what the engine has done, and how many requests wait."""
+        with self._changed:
+            queue, active = self._queue, len(self._active)
+            oldest = time.monotonic() - min(each.arrived for each in queue) if queue else 0.0
+            return self._counters.stats(len(queue), oldest, active)
+
+    def close(self, *, cancel: bool = False, drain: float | None = None) -> None:
+        """Take no more requests, and wait for the others.
+
+        Args:
+            cancel: end the others before their next step.
+            drain: wait for so many seconds, then cancel what is left.
 
         Raises InputError in a request's own thread, such as in `on_step`: it would wait for itself.
         """
+        drain = checked("drain", drain, NotNegative | None)
         if sharing.get() is not None:
             raise InputError("engine: a request cannot close it; close it outside of on_step")
         with self._changed:
             self._closed = True
-            left = (*self._queue, *self._active) if cancel else ()
             self._changed.notify()
-        for request in left:
-            request.future.cancel()
+        if drain is not None:
+            self._thread.join(min(drain, threading.TIMEOUT_MAX))
+        if cancel or drain is not None:
+            with self._changed:
+                left = (*self._queue, *self._active)
+            for request in left:
+                request.future.cancel()
         self._thread.join()
 
     def __enter__(self) -> "Engine":
@@ -142,69 +200,128 @@ class Engine:
         self.close(cancel=kind is not None)
 
     def _drive(self) -> None:
-        """Admit requests and take steps until the engine is closed and nothing is left."""
+        """Admit requests and do their work until the engine is closed and nothing is left."""
         try:
             while self._admit():
                 self._go_on()
         except BaseException as error:  # our own mistake: no request may wait forever
-            with self._changed:
-                self._closed, queue = True, tuple(self._queue)
-            for request in queue:
-                request.end(None, error)
-            for request in self._active:
-                if request.asked is not None:
-                    request.go_on(error)
-
-    def _go_on(self) -> None:
-        """Take a step of some of the requests, and drop those that have ended."""
-        if waiting := [request for request in self._active if request.asked is not None]:
-            self._take(waiting)
-        self._active = tuple(request for request in self._active if request.asked is not None)
-        if not self._active:
-            self._company = Company()  # it keeps models and texts alive
+            self._fail(error)
 
     def _admit(self) -> bool:
-        """Begin requests from the queue, as many as may be drawn. Return whether there is anything to do."""
+        """Wait for something to do, and begin requests of the queue. Return False if the engine has ended."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._active or self._closed)
-            room, begun = self._max_requests - len(self._active), list[Request]()
-            if room and self._queue:
-                active = [each.wanted for each in self._active]
-                chosen = {*admitted([each.wanted for each in self._queue], active, room)}
-                begun = [each for i, each in enumerate(self._queue) if i in chosen]
-                self._queue = [each for i, each in enumerate(self._queue) if i not in chosen]
+            while not (begun := self._admitted()) and not any(each.waits for each in self._active):
+                if self._closed and not self._queue and not self._active:
+                    return False
+                self._changed.wait()
             self._active += tuple(begun)
         for request in begun:
             request.begin(self._order)
-        return bool(self._active)
+        return True
+
+    def _admitted(self) -> list[Request]:
+        """Take the requests that may begin from the queue."""
+        room = self._max_requests - len(self._active)
+        if room <= 0 or not self._queue:
+            return []
+        active = [each.wanted for each in self._active]
+        chosen = {*admitted([each.wanted for each in self._queue], active, room)}
+        begun = [each for i, each in enumerate(self._queue) if i in chosen]
+        if begun:
+            self._queue = [each for i, each in enumerate(self._queue) if i not in chosen]
+        return begun
+
+    def _go_on(self) -> None:
+        """Let the requests that return go on, do some of the work that is asked for, and drop requests that ended."""
+        for request in self._active:
+            if request.returns:
+                request.go_on()
+        if asking := [request for request in self._active if request.asked is not None]:
+            self._take(asking)
+        with self._changed:
+            self._active = tuple(request for request in self._active if not request.has_ended)
+            if not self._active:
+                self._company = Company()  # it keeps models and texts alive
 
     def _take(self, requests: list[Request]) -> None:
-        """Take the next step of some requests, and let each of them go on to its next."""
-        turn = next_turn([request.waiting for request in requests], self._max_batch)
+        """Do the oldest work and all that can be done with it, and let its requests go on."""
+        devices = {request.work.key: request.work.device for request in requests}
+        turn = next_turn([request.waiting for request in requests], lambda key: self._limits.most(key, devices[key]))
         chosen = [requests[i] for i in turn]
+        wanted = []
         for request in chosen:
             if request.future.cancelled():
                 request.go_on(CancelledError())
-            elif request.step.changed:
+            elif request.work.changed:
                 request.go_on(InputError("engine: the model's weights changed during the request; draw it again"))
-        chosen = [request for request in chosen if request.step_is_wanted]
+            else:
+                wanted.append(request)
         began = time.perf_counter()
-        results = self._results([request.step for request in chosen])
-        for request in chosen:
-            request.seconds = time.perf_counter() - began
-        for request, result in zip(chosen, results, strict=True):
-            request.go_on(result)
+        results = self._results([request.work for request in wanted])
+        seconds = time.perf_counter() - began
+        for request, result in zip(wanted, results, strict=True):
+            request.seconds += seconds
+            more = None if isinstance(result, Exception) else request.work.then(result)
+            if more is None:
+                request.go_on(result)
+            else:
+                request.goes_on_with(more)
 
-    def _results(self, asked: list[AskedStep]) -> "list[tuple[Tensor, ...] | Exception]":
-        """Return the result of each step, or its error. If steps fail together, each is tried alone."""
+    def _results(self, asked: list[Asked]) -> list[Any]:
+        """Return the result of each piece of work, or its error. If work fails together, it is tried in parts."""
         if not asked:
             return []
+        count = sum(each.pictures for each in asked)
         try:
-            return [*self._company.take(asked, graph_size(sum(each.pictures for each in asked)))]
+            return self._taken(asked, count)
         except Exception as error:
             if len(asked) == 1:
                 return [error]
-        return [result for each in asked for result in self._results([each])]
+            is_full = is_out_of_memory(error)
+        size = len(asked) // 2 if is_full else 1
+        if is_full:
+            self._limits.failed(asked[0].key, count)
+            let_go()
+        parts = [asked[i : i + size] for i in range(0, len(asked), size)]
+        return [result for part in parts for result in self._results(part)]
+
+    def _taken(self, asked: list[Asked], count: int) -> list[Any]:
+        """Do work together, and count it."""
+        key, device = asked[0].key, asked[0].device
+        rows = graph_size(count) if count <= self._limits.most(key, device) else count
+        take = partial(self._company.take, asked, rows)
+        if isinstance(asked[0], AskedDecode):
+            self._counters.decodes += 1
+            return self._limits.measured(key, device, count, take)
+        with self._counters.timing(device):
+            made = self._limits.measured(key, device, count, take)
+        self._counters.count(count, rows)
+        return made
+
+    def _fail(self, error: BaseException) -> None:
+        """End all requests with an error."""
+        with self._changed:
+            self._closed, queue, self._queue = True, self._queue, []
+        for request in queue:
+            request.fail(error)
+        while left := [request for request in self._active if not request.has_ended]:
+            for request in left:
+                if not request.has_begun:
+                    request.fail(error)
+                elif request.waits:
+                    request.go_on(error)
+            with self._changed:
+                while not any(each.waits or each.has_ended for each in left):
+                    self._changed.wait()
+
+    def _forget(self, request: Request, future: "Future[Any]") -> None:
+        """Drop a request that was cancelled in the queue."""
+        with self._changed:
+            if not future.cancelled() or request not in self._queue:
+                return
+            self._queue.remove(request)
+            self._changed.notify()
+        request.fail(CancelledError())
 
 
 def _draw(pipe: Pipeline, options: dict[str, Any], on_step: OnStep | None) -> Output:

@@ -1,6 +1,6 @@
 """Whose turn it is: which of the waiting requests take their next step together."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 
@@ -10,19 +10,28 @@ class Waiting(NamedTuple):
     since: int  # grows from wait to wait
     key: Hashable  # requests with equal keys may take a step together
     pictures: int
+    begun: int  # grows from request to request
 
 
-def next_turn(waiting: Sequence[Waiting], most: int) -> list[int]:
+def next_turn(waiting: Sequence[Waiting], most: Callable[[Hashable], int]) -> list[int]:
     """Return the indices of the requests that take the next step.
 
-    The request that has waited longest goes first, with the others of its key, oldest first, up to `most` pictures. A
-    request that took a step goes to the end of the line. So keys take turns: a request waits for at most one step of
-    each other key, and for the older requests of its own.
+    Of each key, the requests that began first may go, up to `most(key)` pictures. Of these groups, the one goes whose
+    first member has waited longest. So keys take turns, a request waits for the older requests of its key, and a batch
+    stays together until one of its requests ends.
     """
-    oldest_first = sorted(range(len(waiting)), key=lambda i: waiting[i].since)
-    key, count, chosen = waiting[oldest_first[0]].key, 0, list[int]()
-    for i in oldest_first:
-        if waiting[i].key == key and (not chosen or count + waiting[i].pictures <= most):
+    groups = dict[Hashable, list[int]]()
+    for i in sorted(range(len(waiting)), key=lambda i: waiting[i].begun):
+        groups.setdefault(waiting[i].key, []).append(i)
+    ready = [_fitting(waiting, group, most(key)) for key, group in groups.items()]
+    return min(ready, key=lambda group: min(waiting[i].since for i in group))
+
+
+def _fitting(waiting: Sequence[Waiting], group: Sequence[int], most: int) -> list[int]:
+    """Return the first of a group, and of the others those that fit."""
+    count, chosen = 0, list[int]()
+    for i in group:
+        if not chosen or count + waiting[i].pictures <= most:
             chosen.append(i)
             count += waiting[i].pictures
     return chosen

@@ -35,7 +35,7 @@ def or_explain(function: Callable[[], Result], problem: str) -> Result:
     """Return the result of `function`. If memory runs out, free it and raise OutOfMemoryError with `problem`."""
     result = _attempt(function)
     if result is None:
-        _let_go()
+        let_go()
         raise OutOfMemoryError(problem)
     return result
 
@@ -89,7 +89,7 @@ class Portions:
         """
         tried_all, self._released = self._released, True
         self._release()
-        _let_go()
+        let_go()
         if self.size > 1 and self._halves:
             self.size //= 2
         elif self.size > 1 or tried_all:
@@ -118,7 +118,7 @@ def _attempt(function: Callable[[], Result]) -> Result | None:
     return None
 
 
-def _let_go() -> None:
+def let_go() -> None:
     """Return unused memory to the device."""
     gc.collect()
     torch.cuda.empty_cache()

@@ -25,7 +25,7 @@ from fastdiff.checkpoints.single_files.tensors import OTHER_SIZE, check_shapes, 
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import check_precision, check_weights_dtype, on_meta, resolve_device, resolve_dtype
 from fastdiff.execution.replaying.cpu_programs import Programmed
-from fastdiff.execution.replaying.cuda_graphs import Graphed
+from fastdiff.execution.replaying.cuda_graphs import CAPACITY, Graphed
 from fastdiff.execution.replaying.trees import Function, Plainly
 from fastdiff.kernels.host.compiling import get_ready
 from fastdiff.kernels.host.weights import Quantised
@@ -99,6 +99,7 @@ class Model(Surface, metaclass=_Building):
         super().__init__()
         self.config = config
         self.use_graphs = True  # on a GPU
+        self.most_graphs = CAPACITY  # of a function, on a GPU
         # our prefix -> the prefixes of diffusers' layers that it stacks, with the share of the outputs that each has
         self.stacked: dict[str, dict[str, int]] = {}
         # our name -> how to make it from diffusers' parameter, if their forms differ
@@ -287,7 +288,8 @@ class Model(Surface, metaclass=_Building):
             source = f"{inside.path}: its {cls.part.name} does not fit {path}"
             stored = read_shapes(inside, options)
             weight_files.check_shapes(options, stored, source, remedy=cls.other_size)
-        _prepare_kernels(load.home)
+        if load.home.type == "cuda":
+            get_ready()  # in parallel with reading and moving weights
         with on_meta():
             model = cls.from_config(options, source=str(path))
         if inside is not None:
@@ -342,7 +344,9 @@ class Model(Surface, metaclass=_Building):
         if key not in self._graphs:
             is_cuda = self.device.type == "cuda"
             self._graphs[key] = Graphed(function) if is_cuda else Programmed(function, packs=not self.is_shared)
-        return self._graphs[key]
+        if isinstance(graphed := self._graphs[key], Graphed):
+            graphed.most = self.most_graphs
+        return graphed
 
     def release_graphs(self) -> None:
         """Free all CUDA graphs and their memory. They are captured again when needed."""
@@ -356,7 +360,8 @@ class Model(Surface, metaclass=_Building):
         self._lay_out()  # the layout may depend on dtype and device
         if self.merging is not None:
             self.merging.follow_dtype()
-        _prepare_kernels(self.device)
+        if self.device.type == "cuda":
+            get_ready()
         return self
 
     def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -392,9 +397,3 @@ def _read(config: ModelConfig, folder: Path, load: Load, inside: weight_files.In
         return read_part(inside, config)
     state = weights.load_state_dict(folder, load.variant, config.LIBRARY, load.extensions)
     return weight_files.own_keys(weights.without_ip_adapters(state), config)
-
-
-def _prepare_kernels(device: torch.device) -> None:
-    """Start what the first kernel on this device needs, in parallel with reading and moving weights."""
-    if device.type == "cuda":
-        get_ready()

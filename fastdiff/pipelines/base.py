@@ -19,6 +19,7 @@ from fastdiff.diffusion.decoding import join
 from fastdiff.diffusion.finite import Extremes
 from fastdiff.diffusion.pictures import Subjects, check_latents, list_pictures, picture_shape
 from fastdiff.diffusion.results import PipelineOutput, Step
+from fastdiff.diffusion.shared_steps import outside_turn
 from fastdiff.errors import InputError
 from fastdiff.execution.devices import naming_lost_device
 from fastdiff.execution.memory import Portions
@@ -215,7 +216,7 @@ class Pipeline(FromFolder):
         """Return the shape (C, H, W) of the denoiser's output."""
         return picture_shape(self.denoiser.config, self.scale, options.height, options.width, options.latents)
 
-    def _run(self, drawing: Drawing, steps: Iterator[tuple[Tensor, Tensor]]) -> Iterator[Step]:
+    def _run(self, drawing: Drawing, steps: Iterator[tuple[int, Tensor, Tensor]]) -> Iterator[Step]:
         """Yield a `Step` for each step of the loop. The last one has the pictures.
 
         With `drawing.wait` the GPU's queue holds only a few steps, and the pictures of the last step are finished.
@@ -226,7 +227,7 @@ class Pipeline(FromFolder):
         draft = partial(self._draft, portions, extremes) if self._has_drafts else None
         steps = self._denoising(steps)
         with naming_lost_device():
-            for i, (x, x0) in enumerate(steps):
+            for i, x, x0 in steps:
                 extremes.note(i, x)
                 finish = None
                 if i == len(schedule) - 1:
@@ -239,7 +240,7 @@ class Pipeline(FromFolder):
                     _ = step.images
                 yield step
 
-    def _denoising(self, steps: Iterator[tuple[Tensor, Tensor]]) -> Generator[tuple[Tensor, Tensor]]:
+    def _denoising(self, steps: Iterator[tuple[int, Tensor, Tensor]]) -> Generator[tuple[int, Tensor, Tensor]]:
         """Yield the steps of the loop while the denoiser is on its device."""
         with self._working(self.denoiser):
             yield from steps
@@ -269,7 +270,7 @@ class Pipeline(FromFolder):
             ends = portions.map(lambda part: begin(x[part], output_type), len(x))
 
         def end() -> Any:
-            with naming_lost_device(), extremes.naming_step():
+            with outside_turn(), naming_lost_device(), extremes.naming_step():
                 return join([end() for end in ends], output_type)
 
         return end

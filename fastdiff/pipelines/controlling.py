@@ -226,6 +226,7 @@ class ControlRun:
                 tuple(part.embedded for part in parts),
                 tuple(part.filters for part in parts),
                 self._conditional_alone,
+                (id(self._unet), *((part.net.place, part.scale) for part in parts)),
             )
         return self._made.get(on)
 

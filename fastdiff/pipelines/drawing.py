@@ -128,7 +128,7 @@ class Drawing:
         control: Control | None = None,
         after_step: AfterStep | None = None,
         begun: Callable[[Started], None] | None = None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Draw the starting noise, and return an iterator over the steps of `diffusion.loop.denoise`.
 
         `begun` is called with what the loop starts from. It may change its masks in place during the run.

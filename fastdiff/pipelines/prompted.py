@@ -87,8 +87,8 @@ def denoise_groups(
     control: ControlRun | None = None,
     begun: Callable[[Started], None] | None = None,
     after_groups: AfterGroups | None = None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Return an iterator over x_{t-1} and x0, each (N, H, W, C) float32.
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Return an iterator over the index of a step, x_{t-1} and x0, each (N, H, W, C) float32.
 
     `after_step` and `begun` are for a single group, `after_groups` for any number.
     """
@@ -104,7 +104,7 @@ def _in_turn(
     groups: Sequence[Group],
     control: ControlRun | None,
     after_groups: AfterGroups | None,
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield a step when all groups have taken it."""
     started = drawing.start()
     starts = [started if len(groups) == 1 else started.of_rows(group.rows) for group in groups]
@@ -128,13 +128,14 @@ def _in_turn(
         for place, (group, start, source) in enumerate(zip(groups, starts, _sources(noise, groups), strict=True))
     ]
     order = torch.tensor([row for group in groups for row in group.rows]).argsort().to(started.x_t.device)
-    for step, results in enumerate(zip(*runs, strict=True)):
-        x_t, x0 = (torch.cat(each)[order] for each in zip(*results, strict=True))
+    for results in zip(*runs, strict=True):
+        (step, *_), *states = zip(*results, strict=True)
+        x_t, x0 = (torch.cat(each)[order] for each in states)
         if after_groups is not None:
             x_t, conditions = after_groups(step, x_t)
             told = [None] * len(groups) if conditions is None else conditions
             changes |= {place: (x_t[group.rows], told[place]) for place, group in enumerate(groups)}
-        yield x_t, x0
+        yield step, x_t, x0
 
 
 def _taken(changes: Changes, place: int, step: int) -> tuple[Tensor | None, Conditions | None]:

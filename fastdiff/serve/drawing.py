@@ -92,7 +92,9 @@ class Drawer:
         _wait_for_hashes(run)
         records = Records(run, pipe)
         weights = Weights(_state_of(run), partial(models.apply, pipe, run.request))
-        job.follow(self.engine.call(pipe, partial(self._draw, job, pipe, records), weights=weights))
+        looks = bool(job.order.partial) or self.budget.minutes is not None
+        draw = partial(self._draw, job, pipe, records)
+        job.follow(self.engine.call(pipe, draw, weights=weights, each_step=looks))
 
     def warm_up(self, sizes: Sequence[tuple[int, int]]) -> None:
         """Draw two steps of each model, at its own size and at others (width, height)."""

@@ -41,3 +41,11 @@ def test_no_step_is_named_where_all_are_finite(extremes):
     extremes.note(0, torch.full((1, 4, 4, 3), 3e38))
     with pytest.raises(NonFiniteError, match=r"^the VAE's output$"), extremes.naming_step():
         raise NonFiniteError("the VAE's output")
+
+
+def test_a_step_that_nobody_looked_at_may_be_the_first(extremes):
+    x = torch.zeros(1, 4, 4, 3)
+    extremes.note(0, x)
+    extremes.note(3, x / 0)
+    with pytest.raises(NonFiniteError, match="at or before step 4 of 4"), extremes.naming_step():
+        raise NonFiniteError("pictures")

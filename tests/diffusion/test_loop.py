@@ -67,7 +67,7 @@ def test_steps_are_prediction_guidance_and_row(denoiser, kind, scale):
     conditions = Conditions(LABELS, PICTURES, None if scale is None else Guidance(scale, null_conditions=NULL))
     steps = list(denoise(denoiser, x, schedule, conditions, noise=SEEDS, portions=portions()))
     assert len(steps) == 3
-    for i, (x_prev, x0) in enumerate(steps):
+    for i, x_prev, x0 in steps:
         timestep = schedule.timesteps[i]
         output = predict(denoiser, x, timestep, LABELS[PICTURES])
         if scale is not None:
@@ -92,14 +92,14 @@ def test_guidance_of_an_interval_computes_one_half_in_other_steps(denoiser, monk
     monkeypatch.setattr(denoiser, "predict", predict)
     denoiser.use_graphs = False
     whole, schedule = [], DDIMScheduler().schedule(5)
-    for x_prev, _ in denoise(denoiser, x, schedule, conditions, noise=SEEDS, portions=portions()):
+    for _, x_prev, _ in denoise(denoiser, x, schedule, conditions, noise=SEEDS, portions=portions()):
         whole.append(x_prev)
     assert predicted == {0: 4, 1: 8, 2: 8, 3: 8, 4: 4}
     for guided in (False, True):
         guidance = Guidance(3.0, NULL) if guided else None
         loop = a_loop(denoiser, schedule, guidance, SEEDS)
         for i in range(1, 5):
-            same = torch.equal(loop.take_step(whole[i - 1], i, None)[0], whole[i])
+            same = torch.equal(loop.take_steps(whole[i - 1], i, i + 1, None)[0], whole[i])
             assert same == (guided == (i in (1, 2, 3)))
 
 
@@ -158,7 +158,7 @@ def test_out_of_memory_halves_what_is_computed_together_and_repeats_no_step(deno
     asked, released, found = fits(1, since=1), [], portions(release=lambda: released.append(0))
     steps = list(denoise(*given, noise=SEEDS, portions=found))
     for step, same in zip(steps, expected, strict=True):
-        assert torch.equal(step[0], same[0]) and torch.equal(step[1], same[1])
+        assert step[0] == same[0] and torch.equal(step[1], same[1]) and torch.equal(step[2], same[2])
     assert asked == [(0, 4), (1, 4), (1, 2), *[(1, 1)] * 4, *[(2, 1)] * 4]
     assert found.size == 1 and len(released) == 2
 
@@ -210,7 +210,7 @@ class Recorder:
     def __init__(self, monkeypatch, denoiser):
         self.keys, self.calls = set(), []
         monkeypatch.setattr(denoiser, "graphed", self.graphed, raising=False)
-        monkeypatch.setattr(Loop, "take_step", Loop.step_as_graph)
+        monkeypatch.setattr(Loop, "step_alone", Loop.step_as_graph)
 
     def graphed(self, name, function):
         def run(*inputs, wanted):
@@ -248,7 +248,7 @@ def test_pictures_at_different_steps_take_the_step_of_their_row(denoiser):
         torch.cat([each.temb[i : i + 1] for each, i in zip(conditioning, PICTURES.tolist(), strict=True)]),
         torch.cat([each.timesteps[:1] for each in conditioning]),
     )
-    constants, seeds, zeros = loop._fixed(slice(None), x, conditioning[0].text)
+    constants, seeds, zeros = loop.fixed(slice(None), x)
     found = loop.step(x, rows.int(), time, zeros.tensors, constants.tensors, seeds.tensors)
     for picture, row in enumerate(rows.tolist()):
         for one, other in zip(whole[row], found, strict=False):

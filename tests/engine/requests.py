@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from fastdiff.diffusion.shared_steps import Company
+from fastdiff.diffusion.shared_steps import AskedDecode, Company
 from fastdiff.engine import Engine
 
 PROMPTS = ("a cat", "the photo of a cat riding", "an astronaut", "a cat 's photo")
@@ -55,18 +55,22 @@ def close(engine: Engine, **options) -> None:
 
 
 class Steps:
-    """Records which requests take a step together, and lets others arrive meanwhile."""
+    """Records which requests take a step together."""
 
     def __init__(self, monkeypatch, as_graph: bool = False):
         self.sizes: list[int] = []
         self.keys: list = []
-        take = Company.as_graph if as_graph else Company.take
+        self.decodes: list[int] = []  # requests that decode together
+        take = Company.take
 
         def recorded(company, asked, size):
+            assert len({each.key for each in asked}) == 1 and size >= sum(each.pictures for each in asked)
+            if isinstance(asked[0], AskedDecode):
+                self.decodes.append(len(asked))
+                return take(company, asked, size)
             self.sizes.append(len(asked))
             self.keys.append(asked[0].key)
-            assert len({each.key for each in asked}) == 1 and size >= sum(each.pictures for each in asked)
-            return take(company, asked, size)
+            return company.as_graph(asked, size) if as_graph else take(company, asked, size)
 
         monkeypatch.setattr(Company, "take", recorded)
 
@@ -76,7 +80,7 @@ class Held:
 
     def __init__(self, engine, pipe, **options):
         self.begun, self.gate = threading.Event(), threading.Event()
-        self.future = engine.submit(pipe, on_step=self.wait, prompt="a cat", **options)
+        self.future = engine.submit(pipe, on_step=self.wait, **{"prompt": "a cat", **options})
         assert self.begun.wait(WAIT)
 
     def wait(self, step) -> None:

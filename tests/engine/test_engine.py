@@ -298,8 +298,9 @@ def test_a_request_knows_how_long_it_has_waited_for_others(pipe, monkeypatch):
         return take(*args)
 
     monkeypatch.setattr(Company, "take", slow)
+    clock = SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0])
     for name in ("engine", "request"):
-        monkeypatch.setattr(f"fastdiff.engine.{name}.time", SimpleNamespace(perf_counter=lambda: now[0]))
+        monkeypatch.setattr(f"fastdiff.engine.{name}.time", clock)
     asked, seen = {"num_inference_steps": 3, "prompt": "a cat"}, ([], [], [])
     with drawing(max_batch=1) as engine:
         alone, first, second = (lambda step, each=each: each.append(waited.get()) for each in seen)
@@ -309,4 +310,4 @@ def test_a_request_knows_how_long_it_has_waited_for_others(pipe, monkeypatch):
         held.gate.set()
         for future in both:
             future.result()
-    assert seen == ([0, 0, 0], [0, 5, 10], [5, 10, 15])
+    assert seen == ([0, 0, 0], [0, 0, 5], [15, 20, 20])  # the older request takes all its steps first; 5 are decodings

@@ -19,8 +19,8 @@ from fastdiff.kernels.host.arrivals import new_counters, with_counters
 from fastdiff.kernels.host.compiling import only_compiling
 from fastdiff.kernels.host.recording import recorder
 
-# Graphs per function; the least recently used is dropped. Each holds the memory of its intermediate results. The number
-# is chosen, not measured.
+# Graphs per function, unless its model keeps more; the least recently used is dropped. Each holds the memory of its
+# intermediate results. The number is chosen, not measured.
 CAPACITY = 8
 
 _capture = threading.Lock()  # held by the thread that captures
@@ -86,6 +86,7 @@ class Graphed:
     """
 
     def __init__(self, function: Function):
+        self.most = CAPACITY  # graphs that are kept
         self._function = function
         self._graphs: OrderedDict[tuple, _Graph | None] = OrderedDict()  # None: called once, not captured yet
         self._lock = threading.Lock()
@@ -113,5 +114,5 @@ class Graphed:
 
     def _remember(self, key: tuple, graph: _Graph | None) -> None:
         self._graphs[key] = graph
-        while len(self._graphs) > CAPACITY:
+        while len(self._graphs) > self.most:
             self._graphs.popitem(last=False)
