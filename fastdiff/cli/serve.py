@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastdiff.serve.studio import Studio
 
 HOST, PORT, DRAIN = "127.0.0.1", 8000, 30.0
-MAX_BATCH, MAX_REQUESTS, QUEUE, STREAMS, SIDE, WORK, SECONDS = 16, 64, 64, 16, 2048, 1000, 600.0
+MAX_REQUESTS, QUEUE, STREAMS, SIDE, WORK, SECONDS = 64, 64, 16, 2048, 1000, 600.0
 Stop: TypeAlias = "SimpleQueue[int | BaseException]"  # the number of a signal, or an error that ends the server
 
 
@@ -164,7 +164,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("limits").add_argument
     options = {
-        "--max-batch": (count, MAX_BATCH, "N", "pictures that share a step"),
         "--max-requests": (count, MAX_REQUESTS, "N", "requests that are drawn at a time"),
         "--max-queue": (count, QUEUE, "N", "more requests that wait; others get 429"),
         "--max-streams": (count, STREAMS, "N", "open streams of a key"),
@@ -172,6 +171,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--max-work": (count, WORK, "N", "millions of pixels x steps of a request"),
         "--timeout": (seconds, SECONDS, "SECONDS", "for waiting and drawing"),
     }
+    add("--max-batch", type=count, metavar="N", help="pictures that share a step (default: as memory allows, to 32)")
     for name, (kind, default, metavar, words) in options.items():
         add(name, type=kind, default=default, metavar=metavar, help=f"{words} (default: {default:g})")
     add(

@@ -13,6 +13,7 @@ from fastdiff.checkpoints.model_hash import state_of
 from fastdiff.engine import Engine, Weights
 from fastdiff.hosting.budget import Budget
 from fastdiff.pipelines import Pipeline
+from fastdiff.requests.defaults import BATCH_ON_CPU
 from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.request import Request
 from fastdiff.runs import drawing
@@ -97,15 +98,14 @@ class Drawer:
         job.follow(self.engine.call(pipe, draw, weights=weights, each_step=looks))
 
     def warm_up(self, sizes: Sequence[tuple[int, int]]) -> None:
-        """Draw two steps of each model, at its own size and at others (width, height)."""
+        """Draw two steps of each model at its own size, and capture the CUDA graphs of others (width, height)."""
         for card in self.offers.cards:
             pipe = self.offers.models.pipeline(card, None, self.offers.precision)
-            for size in (None, *sizes):
-                sides = {} if size is None else {"width": size[0], "height": size[1]}
-                weights = Weights((), partial(self.offers.models.apply, pipe, Request(model=card.name)))
-                self.engine.call(
-                    pipe, partial(pipe, prompt="", num_inference_steps=2, **sides), weights=weights
-                ).result()
+            weights = Weights((), partial(self.offers.models.apply, pipe, Request(model=card.name)))
+            self.engine.call(pipe, partial(pipe, prompt="", num_inference_steps=2), weights=weights).result()
+            if sizes:  # a CPU has no graphs, and draws each picture alone
+                most = BATCH_ON_CPU if self.offers.on_cpu else None
+                self.engine.warm(pipe, [(height, width) for width, height in sizes], max_batch=most)
 
     def close(self) -> None:
         """Wait for the encoders."""
@@ -116,7 +116,7 @@ class Drawer:
         order = job.order
         self.metrics.begun(job)
         for progress in self.budget.watch(drawing.draw(order.run, pipe, records)):
-            self.metrics.stepped(job, progress)
+            self.metrics.finished(progress)
             partial = partial_steps(order.partial, progress.step.num_steps)
             if progress.step.index + 1 in partial:
                 self._preview(job, progress, partial.index(progress.step.index + 1))

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fastdiff.engine import Engine
 from fastdiff.runs.drawing import Progress
 from fastdiff.serve.wire.errors import ApiError
 
@@ -20,20 +21,19 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 3
 class Metrics(Collector):
     """Counts what a server does. Any thread may call the methods."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine) -> None:
+        """engine: whose steps are told too."""
+        self._engine = engine
         self.registry = CollectorRegistry()
         options: dict[str, Any] = {"registry": self.registry}
         self._pictures = Counter("fastdiff_pictures", "Finished pictures.", ["model"], **options)
         self._errors = Counter("fastdiff_errors", "Errors by their code.", ["status", "code"], **options)
-        self._steps = Histogram(
-            "fastdiff_step_seconds", "Time from step to step of a request.", buckets=_SECONDS, **options
-        )
         self._requests = Histogram(
             "fastdiff_request_seconds", "Time from a request to its end.", buckets=_SECONDS, **options
         )
         self._lock = threading.Lock()
         self._arrived: dict[object, float] = {}  # requests that are not drawn yet
-        self._drawn: dict[object, tuple[float, float]] = {}  # when they arrived, and their last step
+        self._drawn: dict[object, float] = {}  # requests that are drawn, and when they arrived
         self.registry.register(self)
 
     def arrived(self, request: object) -> None:
@@ -46,16 +46,10 @@ class Metrics(Collector):
         with self._lock:
             arrived = self._arrived.pop(request, None)
             if arrived is not None:
-                self._drawn[request] = arrived, time.monotonic()
+                self._drawn[request] = arrived
 
-    def stepped(self, request: object, progress: Progress) -> None:
-        """Count a step and the pictures that it finished."""
-        now = time.monotonic()
-        with self._lock:
-            arrived, before = self._drawn.get(request, (now, now))
-            if request in self._drawn:
-                self._drawn[request] = arrived, now
-        self._steps.observe(now - before)
+    def finished(self, progress: Progress) -> None:
+        """Count the pictures that a step finished."""
         self._pictures.labels(progress.run.card.name).inc(len(progress.finished))
 
     def ended(self, request: object) -> None:
@@ -63,7 +57,7 @@ class Metrics(Collector):
         with self._lock:
             arrived = self._arrived.pop(request, None)
             drawn = self._drawn.pop(request, None)
-        begun = arrived if drawn is None else drawn[0]
+        begun = arrived if drawn is None else drawn
         if begun is not None:
             self._requests.observe(time.monotonic() - begun)
 
@@ -83,6 +77,15 @@ class Metrics(Collector):
         yield GaugeMetricFamily("fastdiff_queue_length", "Requests that wait.", value=len(waiting))
         yield GaugeMetricFamily("fastdiff_queue_age_seconds", "Age of the oldest request that waits.", value=age)
         yield GaugeMetricFamily("fastdiff_running", "Requests that are drawn.", value=drawn)
+        stats = self._engine.stats()
+        for name, words, count in (
+            ("steps", "Steps that were taken, each by one request or several.", stats.steps),
+            ("step_pictures", "Pictures in these steps.", stats.pictures),
+            ("step_rows", "Rows of these steps: the pictures, and rows that fill a CUDA graph.", stats.rows),
+            ("step_seconds", "Time of these steps on the device.", stats.step_seconds),
+            ("decodes", "Batches of latents that were decoded.", stats.decodes),
+        ):
+            yield CounterMetricFamily(f"fastdiff_{name}", words, value=count)
         memory = GaugeMetricFamily("fastdiff_memory_bytes", "Memory of the process and of its GPU.", labels=["kind"])
         for kind, value in _memory():
             memory.add_metric([kind], value)

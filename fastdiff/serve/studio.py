@@ -25,7 +25,7 @@ class Studio:
     def __init__(self, offers: Offers, limits: Limits, keys: Keys) -> None:
         self.offers, self.limits, self.keys = offers, limits, keys
         self.engine = Engine(max_batch=limits.batch, max_requests=limits.requests)
-        self.admission, self.metrics = Admission(limits), Metrics()
+        self.admission, self.metrics = Admission(limits), Metrics(self.engine)
         self.drawer = Drawer(offers, self.engine, self.metrics, limits.minutes)
         self.loaded: Future[None] = Future()  # done when the models are in memory and warm
         self.lost: Future[BaseException] = Future()  # has the error that ends the server

@@ -23,6 +23,7 @@ from fastdiff.serve.studio import Studio
 from tests.support.waiting import TIMEOUT, wait_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+PATIENCE = 60  # seconds; only for what hangs
 SMALL = {"num_inference_steps": 2, "size": "16x16"}
 
 
@@ -47,13 +48,13 @@ class Served:
 
 @contextlib.contextmanager
 def served_by(
-    *models: Path | str, keys: Keys | None = None, lora_dir: Path | None = None, **limits
+    *models: Path | str, keys: Keys | None = None, lora_dir: Path | None = None, warm=(), **limits
 ) -> Iterator[Served]:
     """Serve models while the block runs."""
     hosted = Models(device="cpu", files=OptionFiles(lora_dir), most=len(models))
     studio = Studio(Offers([*map(str, models)], hosted, "full"), Limits(**limits), keys or Keys())
-    with serving(studio) as server, httpx.Client(base_url=server.address, timeout=TIMEOUT) as http:
-        studio.load()
+    with serving(studio) as server, httpx.Client(base_url=server.address, timeout=PATIENCE) as http:
+        studio.load(warm)
         yield Served(server, http)
 
 
@@ -125,7 +126,7 @@ def error_of(answer: httpx.Response) -> dict:
 
 def wait_until_empty(served: Served) -> None:
     """Wait until no request is here."""
-    wait_for(lambda: not served.studio.admission.here)
+    wait_for(lambda: not served.studio.admission.here, PATIENCE)
 
 
 def raw(served: Served) -> socket.socket:

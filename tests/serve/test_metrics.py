@@ -23,7 +23,8 @@ def test_metrics(sd1, one_thread, gate):
         gate.open.clear()
         waiting = [pool.submit(served.generate) for _ in range(2)]
         wait_for(lambda: metrics_of(served)["fastdiff_running",] == 1)
-        wait_for(lambda: metrics_of(served)["fastdiff_queue_length",] == 1)
+        wait_for(lambda: metrics_of(served)["fastdiff_queue_length",])
+        assert metrics_of(served)["fastdiff_queue_length",] == metrics_of(served)["fastdiff_running",] == 1
         first, second = metrics_of(served), metrics_of(served)
         assert 0 < first["fastdiff_queue_age_seconds",] < second["fastdiff_queue_age_seconds",]
         assert served.generate().status_code == 429
@@ -38,5 +39,8 @@ def test_metrics(sd1, one_thread, gate):
         == 1
     )
     assert found["fastdiff_request_seconds_count",] == 3
+    assert found["fastdiff_steps_total",] == found["fastdiff_step_pictures_total",] >= 15
+    assert found["fastdiff_step_rows_total",] >= found["fastdiff_step_pictures_total",]
+    assert found["fastdiff_step_seconds_total",] > 0
     assert found["fastdiff_queue_length",] == found["fastdiff_queue_age_seconds",] == found["fastdiff_running",] == 0
     assert found["fastdiff_memory_bytes", "process"] > 2**20

@@ -68,4 +68,8 @@ def test_a_closed_stream_ends_its_run(client, served):
     with client.images.generate(prompt="a cat", size="16x16", stream=True, partial_images=1, extra_body=long) as stream:
         assert next(iter(stream)).type == "image_generation.partial_image"
     wait_until_empty(served)
-    assert served.generate().status_code == 200
+    counts = []
+    for _ in range(2):
+        assert served.generate().status_code == 200
+        counts.append(served.studio.engine.stats().steps)
+    assert counts[1] - counts[0] == 3, "only the last request takes steps"

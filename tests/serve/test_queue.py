@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fastdiff.diffusion.shared_steps import Company
+from fastdiff.engine import Engine
 from fastdiff.errors import DeviceLostError, NonFiniteError
 from fastdiff.execution.memory import OutOfMemoryError
 from fastdiff.runs.drawing import Run
@@ -157,6 +158,15 @@ def test_a_server_that_loads_is_not_ready(sd1, one_thread, gate, pool):
         gate.open.set()
         assert early.result(TIMEOUT).status_code == 200
         assert served.http.get("/ready").json() == {"status": "ready"}
+
+
+def test_sizes_are_warmed(sd1, one_thread, monkeypatch):
+    warmed = []
+    monkeypatch.setattr(Engine, "warm", lambda engine, pipe, sizes, **options: warmed.append((sizes, options)))
+    with served_by(sd1, warm=[(24, 16)]) as served:
+        served.studio.loaded.result(TIMEOUT)
+        assert warmed == [([(16, 24)], {"max_batch": 1})]
+        assert served.http.get("/ready").status_code == 200
 
 
 def test_batches_have_the_servers_size(served):

@@ -12,7 +12,7 @@ MEGA = 1_000_000
 class Limits:
     """The limits of each request, and of all together."""
 
-    batch: int = 16  # pictures that share a step
+    batch: int | None = None  # pictures that share a step; None: as many as the memory allows
     requests: int = 64  # drawn at a time
     queue: int = 64  # more requests that wait
     streams: int = 16  # open streams of a key

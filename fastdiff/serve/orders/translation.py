@@ -15,6 +15,8 @@ from fastdiff.serve.orders.uploads import Uploaded
 from fastdiff.serve.wire.answers import Endpoint, Usage, picture_tokens
 from fastdiff.serve.wire.fields import Edit, Fields
 
+MOST_TOGETHER = COMMAND.batch_size or 1  # pictures of a request
+
 
 class Offered(Protocol):
     """The models on offer, as far as a translation needs them: `fastdiff.serve.offers.Offers`."""
@@ -64,7 +66,7 @@ def order_of(fields: Fields, offers: Offered, limits: Limits, pictures: Uploaded
     """
     card = offers.card(fields.model)
     run = Run.prepare(_request(fields, card, offers, pictures), card, COMMAND)
-    run = replace(run, batch_size=BATCH_ON_CPU if offers.on_cpu else min(len(run.cells), limits.batch))
+    run = replace(run, batch_size=BATCH_ON_CPU if offers.on_cpu else min(len(run.cells), limits.batch or MOST_TOGETHER))
     limits.check(run)
     return Order(
         run=run,
