@@ -13,22 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastdiff.kernels.host.calls import Call
-from fastdiff.kernels.host.launching import DTYPES, fp8_obstacle, launch, side_by_side, stages_for_two
+from fastdiff.kernels.host.launching import DTYPES, launch, side_by_side, stages_for_two
 from fastdiff.kernels.host.lazy_triton import triton
 from fastdiff.kernels.host.recording import because
-from fastdiff.kernels.host.weights import SHARE, Scaled
 from fastdiff.kernels.plans import hopper_attention as on_hopper
 from fastdiff.kernels.plans.choices import Choice, attention_plan, plan_of
 from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.kernels.plans.tuning import named, tuned
-from fastdiff.kernels.to_fp8 import shares_in_fp8, to_fp8
 
 # The widest head that fits registers and shared memory.
 MAX_WIDTH = {torch.float32: 256, torch.float16: 512, torch.bfloat16: 512}
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionCall(Call[Any]):
+class AttentionCall(Call[Tensor]):
     """softmax(q k^T / sqrt(d) + bias) v + residual for each head, Vaswani et al. 2017 (arXiv 1706.03762).
 
     The computation of diffusers' AttnProcessor2_0. Scores are float32 for every dtype, so they do not overflow.
@@ -45,8 +43,6 @@ class AttentionCall(Call[Any]):
         lengths: (N,) int32, from 1 to L_keys, not with a bias: how many keys a picture attends to, from its first. The
             others may be NaN. The range is not checked. For at least 64 keys, the kernel gives the same bits as for the
             first keys alone.
-        in_fp8: return `Scaled`, with a scale for each 64 channels: the result of `shares_in_fp8`. Plans for heads of 64
-            write it without a separate pass.
 
     Returns:
         (N, L, heads * d), contiguous, the dtype of q.
@@ -66,7 +62,6 @@ class AttentionCall(Call[Any]):
     bias: Tensor | None = None
     residual: Tensor | None = None
     lengths: Tensor | None = None
-    in_fp8: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -101,8 +96,6 @@ class AttentionCall(Call[Any]):
         self._check_bias()
         self._check_lengths()
         self._check_added("residual", self.residual, q.shape)
-        if self.in_fp8 and q.shape[2] % SHARE:
-            raise ValueError(f"in_fp8: {q.shape[2]} channels are not a multiple of {SHARE}")
 
     def _check_bias(self) -> None:
         if self.bias is not None and self.causal:
@@ -129,13 +122,7 @@ class AttentionCall(Call[Any]):
             given, wanted = f"{added.dtype} on {added.device}", f"{self.q.dtype} on {self.device}"
             raise ValueError(f"{name}: {given}, but q is {wanted}")
 
-    def reference(self) -> Tensor | Scaled:
-        return shares_in_fp8(self._by_torch(), to_fp8.reference) if self.in_fp8 else self._by_torch()
-
-    def library(self) -> Tensor | Scaled:
-        return shares_in_fp8(self._by_torch()) if self.in_fp8 else self._by_torch()
-
-    def _by_torch(self) -> Tensor:
+    def reference(self) -> Tensor:
         k, v, mask = self.k, self.v, None if self.bias is None else self.bias[:, None, None]
         if self.lengths is not None:
             k, v, mask = self._hidden(self.lengths)
@@ -162,7 +149,7 @@ class AttentionCall(Call[Any]):
             return f"no kernel for {dtype}"
         if self.width > MAX_WIDTH[dtype]:
             return f"{dtype}: head width {self.width} exceeds the maximum of {MAX_WIDTH[dtype]}"
-        return fp8_obstacle(self.device) if self.in_fp8 else None
+        return None
 
     def facts(self) -> dict[str, Any]:
         width, itemsize = self.width, self.q.itemsize
@@ -195,21 +182,15 @@ class AttentionCall(Call[Any]):
         plan = self._plan()
         return "no plan" if plan is None else on_hopper.obstacle(plan.tiles, self.heads, *self._side_by_side())
 
-    def hopper(self) -> Tensor | Scaled:
+    def hopper(self) -> Tensor:
         plan = self._plan()
         if plan is None:
             raise NotImplementedError("no plan for this shape")
         bias = None if self.bias is None else self.bias.contiguous()
-        fused, lengths = self.in_fp8 and on_hopper.makes_shares(plan.tiles, self.width), side_by_side(self.lengths)
-        y = on_hopper.launch_plan(
-            plan.tiles, *self._side_by_side(), self.heads, causal=self.causal, bias=bias, lengths=lengths, in_fp8=fused
-        )
-        return shares_in_fp8(y) if self.in_fp8 and isinstance(y, Tensor) else y
+        lengths, inputs = side_by_side(self.lengths), self._side_by_side()
+        return on_hopper.launch_plan(plan.tiles, *inputs, self.heads, causal=self.causal, bias=bias, lengths=lengths)
 
-    def kernel(self) -> Tensor | Scaled:
-        return shares_in_fp8(self._by_blocks(), to_fp8.kernel) if self.in_fp8 else self._by_blocks()
-
-    def _by_blocks(self) -> Tensor:
+    def kernel(self) -> Tensor:
         from fastdiff.kernels.device.attention import LOG2_E, attention_kernel  # imports Triton
 
         (n, queries, channels), keys = self.q.shape, self.k.shape[1]

@@ -15,9 +15,9 @@ from torch import Tensor
 from fastdiff.kernels.host.calls import Call
 from fastdiff.kernels.host.launching import DTYPES, fp8_obstacle, launch, side_by_side
 from fastdiff.kernels.host.lazy_triton import triton
-from fastdiff.kernels.host.weights import FORMAT, FP8, Scaled
+from fastdiff.kernels.host.weights import FP8, Scaled
 from fastdiff.kernels.plans.dispatch import Operation
-from fastdiff.kernels.to_fp8 import to_fp8
+from fastdiff.kernels.to_fp8 import FORMAT, to_fp8
 
 Normed = Tensor | Scaled | tuple[Tensor | Scaled, Tensor]
 MAX_WIDTH = 16384  # most channels that a program holds; chosen, not measured

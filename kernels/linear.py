@@ -23,14 +23,14 @@ from fastdiff.kernels.host.launching import (
     suits_descriptors,
 )
 from fastdiff.kernels.host.recording import because
-from fastdiff.kernels.host.weights import FORMAT, FP8, NUMBERS, SHARE, Quantised, Scaled, Weight, format_of
+from fastdiff.kernels.host.weights import FP8, Quantised, Scaled, Weight, format_of, plain
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.plans import cpu
 from fastdiff.kernels.plans import hopper_linear as on_hopper
 from fastdiff.kernels.plans.choices import product_plan
 from fastdiff.kernels.plans.dispatch import Operation, run
 from fastdiff.kernels.plans.tuning import named, tuned
-from fastdiff.kernels.to_fp8 import factors, operands, output_of, shares_in_fp8, to_fp8
+from fastdiff.kernels.to_fp8 import as_multiplied, factors
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +110,8 @@ class LinearCall(Call[Tensor]):
             assert isinstance(x, Tensor)  # see `check`
             x = _only(layer_norm.reference(x, self.rms_norm[0], eps=self.rms_norm[1], rms=True))
         if self.gate is None:
-            return cpu.product(*operands(x, self.weight), self.bias, self.activation, self.residual)
-        y = cpu.product(*operands(x, self.weight), self.bias, self.activation) * self.gate[:, None].to(x.dtype)
+            return cpu.product(*_multiplied(x, self.weight), self.bias, self.activation, self.residual)
+        y = cpu.product(*_multiplied(x, self.weight), self.bias, self.activation) * self.gate[:, None].to(x.dtype)
         return y if self.residual is None else y + self.residual
 
     def obstacle(self) -> str | None:
@@ -162,14 +162,12 @@ def _only(y: Tensor | Scaled | tuple[Tensor | Scaled, Tensor]) -> Tensor:
     return y
 
 
-def _by_tiles(
-    x: Tensor | Scaled, weight: Weight, bias: Tensor | None, dual: bool = False, in_fp8: bool = False, **options: Any
-) -> Any:
-    """Run the kernel for sm_90; return (N, L, C_out), `Scaled` if `in_fp8`."""
-    tiles = on_hopper.tiles_of(x, weight, dual=dual, in_shares=in_fp8)
-    y, y_scale = output_of(x, weight.shape[0] // (1 + dual), in_fp8)
-    on_hopper.launch_tiles(tiles, y, y_scale, factors(x, weight), bias, x.dtype, **options)
-    return y if y_scale is None else Scaled(y, y_scale, x.dtype)
+def _by_tiles(x: Tensor | Scaled, weight: Weight, bias: Tensor | None, dual: bool = False, **options: Any) -> Tensor:
+    """Run the kernel for sm_90; return (N, L, C_out)."""
+    tiles = on_hopper.tiles_of(x.shape[0] * x.shape[1], weight, dual=dual)
+    y = torch.empty(*x.shape[:2], weight.shape[0] // (1 + dual), dtype=x.dtype, device=x.device)
+    on_hopper.launch_tiles(tiles, y, factors(x, weight), bias, **options)
+    return y
 
 
 def product_facts(x: Tensor | Scaled, weight: Weight, *, dual: bool = False) -> dict[str, Any]:
@@ -190,6 +188,12 @@ def product_plan_of(operation: str, x: Tensor | Scaled, weight: Weight, *, resid
     return product_plan(operation, channels, rows, residual=residual, format=format_of(weight))
 
 
+def _multiplied(x: Tensor | Scaled, weight: Weight) -> tuple[Tensor, Tensor]:
+    """Return x and the weight as torch multiplies them."""
+    (tokens,) = as_multiplied(x, weight)
+    return tokens, plain(weight, tokens.dtype)
+
+
 def products_obstacle(x: Tensor | Scaled, weight: Weight) -> str | None:
     """Say why the kernel of `linear`, `swiglu` and `geglu` does not take these inputs, or return None."""
     if x.dtype not in DTYPES or 0 in x.shape:
@@ -198,14 +202,12 @@ def products_obstacle(x: Tensor | Scaled, weight: Weight) -> str | None:
 
 
 @dataclass(frozen=True, eq=False)
-class GatedCall(Call[Tensor | Scaled]):
+class GatedCall(Call[Tensor]):
     """Two linear layers over the same tokens as one product, multiplied: the common part of `swiglu` and `geglu`."""
 
     x: Tensor | Scaled
     weight: Weight
     bias: Tensor | None = None
-    _: KW_ONLY
-    in_fp8: bool = False
 
     activation: ClassVar[str | None] = None  # of the first product
     activation2: ClassVar[str | None] = None  # of the second
@@ -218,12 +220,9 @@ class GatedCall(Call[Tensor | Scaled]):
         LinearCall(self.x, self.weight, self.bias)  # both layers as one
         if self.weight.shape[0] % 2:
             raise ValueError(f"weight: expected (2 C_out, C_in), got {tuple(self.weight.shape)}")
-        if self.in_fp8 and (self.weight.dtype != FP8 or self.weight.shape[0] % (2 * SHARE)):
-            raise ValueError(f"in_fp8: give an fp8 weight whose C_out is a multiple of {SHARE}")
 
-    def reference(self) -> Tensor | Scaled:
-        y = cpu.gated(*operands(self.x, self.weight), self.bias, self.activation, self.activation2)
-        return shares_in_fp8(y, to_fp8.reference) if self.in_fp8 else y
+    def reference(self) -> Tensor:
+        return cpu.gated(*_multiplied(self.x, self.weight), self.bias, self.activation, self.activation2)
 
     def obstacle(self) -> str | None:
         return products_obstacle(self.x, self.weight)
@@ -237,15 +236,13 @@ class GatedCall(Call[Tensor | Scaled]):
     def hopper_obstacle(self) -> str | None:
         return on_hopper.obstacle(self.x, self.weight, self.weight.shape[0] // 2)
 
-    def hopper(self) -> Tensor | Scaled:
+    def hopper(self) -> Tensor:
         activations = {"activation": self.activation, "activation2": self.activation2}
-        return _by_tiles(self.x, self.weight, self.bias, dual=True, in_fp8=self.in_fp8, **activations)
+        return _by_tiles(self.x, self.weight, self.bias, dual=True, **activations)
 
-    def kernel(self) -> Tensor | Scaled:
-        return launch_products(
-            self.x, self.weight.unflatten(0, (2, -1)), self.bias, activation=self.activation,
-            activation2=self.activation2, in_fp8=self.in_fp8,
-        )  # fmt: skip
+    def kernel(self) -> Tensor:
+        weights = self.weight.unflatten(0, (2, -1))
+        return launch_products(self.x, weights, self.bias, activation=self.activation, activation2=self.activation2)
 
 
 class TokenTile(NamedTuple):
@@ -302,20 +299,17 @@ def launch_products(
     gate: Tensor | None = None,
     residual: Tensor | None = None,
     rms_eps: float | None = None,
-    in_fp8: bool = False,
-) -> Any:
+) -> Tensor:
     """Launch the kernel: `linear` for a weight (1, C_out, C_in), `swiglu` and `geglu` for one of (2, C_out, C_in).
 
     activation2: applied to the second product, if any. rms_eps: if given, x is divided by its root mean square.
-    in_fp8: return the output as `Scaled`, with a scale for each SHARE channels.
     """
     from fastdiff.kernels.device.linear import linear_kernel  # imports Triton
 
     n, tokens, channels = x.shape
     parts, out_channels, _ = weight.shape
-    (y, y_scale), dtype = output_of(x, out_channels, in_fp8), x.dtype
+    y = torch.empty(n, tokens, out_channels, dtype=x.dtype, device=x.device)
     x, values, x_scale, scale = factors(x, weight)
-    shares = x_scale is not None and x_scale.ndim == 3
     shape = (n, tokens) if gate is not None else (1, n * tokens)  # only a gate distinguishes pictures
     x = side_by_side(x.reshape(*shape, channels))
     bias, gate = side_by_side(bias), side_by_side(gate)
@@ -326,7 +320,6 @@ def launch_products(
     extras = dict(dual=parts == 2, normed=rms_eps is not None, added=residual is not None)
     tiles = _tiles_for(x.itemsize, by_descriptors, **extras)
     usual, loads = _first_busy(tiles, out), "descriptors" if by_descriptors else "pointers"
-    usual = usual._replace(block=SHARE) if shares else usual
     step, stored = (usual.tokens + parts * usual.channels) * usual.block, usual.tokens * usual.channels
     stages = stages_for_two(usual.stages, step * x.itemsize, stored * out.itemsize, x.device)
     usual = usual._replace(stages=stages)
@@ -334,7 +327,7 @@ def launch_products(
     tile = tuned(
         "linear", x.device,
         lambda: named(*sizes, x.dtype, loads, activation, activation2, scale=scale, bias=bias, gate=gate,
-                      residual=residual, rms=rms_eps, shares=shares or None, in_fp8=y_scale),
+                      residual=residual, rms=rms_eps),
         usual, lambda: _alternatives(usual, x.itemsize, by_descriptors, parts, normed=rms_eps is not None),
     )  # fmt: skip
     programs = min(_programs(tile, out), tile.resident * multiprocessors(x.device))
@@ -345,16 +338,16 @@ def launch_products(
 
     launch(
         linear_kernel, (programs,),
-        operand(out, tile.tokens, tile.out), y_scale, operand(x, tile.tokens, tile.block),
+        operand(out, tile.tokens, tile.out), operand(x, tile.tokens, tile.block),
         operand(values, tile.channels, tile.block), x_scale, scale, bias, gate,
         operand(residual, tile.tokens, tile.out),
         *shape, channels, out_channels, *x.stride()[:2], 0 if gate is None else gate.stride(0), rms_eps or 0.0,
         ACTIVATION=activation or "none", ACTIVATION2=activation2 or "none", DUAL=parts == 2, NORMED=rms_eps is not None,
         CHUNK=FLOAT32_CHUNK if x.dtype == torch.float32 else 0,
-        BM=tile.tokens, BN=tile.channels, BK=tile.block, BY=tile.out, GROUP_M=GROUP_M, SHARES=shares, SHARE=SHARE,
-        DTYPE=NUMBERS[dtype], **FORMAT, num_warps=tile.warps, num_stages=tile.stages,
+        BM=tile.tokens, BN=tile.channels, BK=tile.block, BY=tile.out, GROUP_M=GROUP_M,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return y if y_scale is None else Scaled(y, y_scale, dtype)
+    return y
 
 
 def _tiles_for(itemsize: int, by_descriptors: bool, dual: bool, normed: bool, added: bool) -> TileList:

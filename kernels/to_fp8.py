@@ -3,9 +3,8 @@
 Scales are per token or per picture, so a picture's bits do not depend on its batch.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +13,11 @@ from fastdiff.kernels.from_int8 import as_loaded
 from fastdiff.kernels.host.calls import PartsCall, check_pictures, parts_of
 from fastdiff.kernels.host.launching import DTYPES, fp8_obstacle, launch, side_by_side
 from fastdiff.kernels.host.lazy_triton import triton
-from fastdiff.kernels.host.weights import FORMAT, FP8, SHARE, Factors, Quantised, Scaled, Weight, plain
-from fastdiff.kernels.plans.choices import first
+from fastdiff.kernels.host.weights import FP8, MOST, Factors, Quantised, Scaled, Weight
 from fastdiff.kernels.plans.dispatch import Operation
 
+# STEP: the scale for a largest magnitude of 1. LEAST: a lower bound on that magnitude, so a row of zeros has a scale.
+FORMAT: dict[str, Any] = {"STEP": 1 / MOST[FP8], "LEAST": 1e-30}
 # Chosen, not measured.
 LONGEST = 8192  # elements of the longest row that one program holds
 BLOCK = 4096  # elements of a longer row that a program handles at a time
@@ -116,25 +116,6 @@ def _scale_long(values: list[Tensor], scale: Tensor, rows: list[Tensor]) -> None
         )  # fmt: skip
 
 
-def shares_in_fp8(y: Tensor, quantise: Callable[[Tensor], tuple[Scaled, ...]] = to_fp8) -> Scaled:
-    """Return tokens (N, L, C) in fp8 with a scale for each SHARE channels. `quantise` is `to_fp8`, or a way of it."""
-    (made,) = quantise(y.reshape(y.shape[0], -1, SHARE))
-    return Scaled(made.values.view(y.shape), made.scale.view(*y.shape[:2], -1), y.dtype)
-
-
-def output_of(x: Tensor | Scaled, out_channels: int, in_fp8: bool) -> tuple[Tensor, Tensor | None]:
-    """Return memory for the output (N, L, C_out) of a product of x and, in fp8, for the scales of its shares."""
-    made = partial(torch.empty, device=x.device)
-    y = made(*x.shape[:2], out_channels, dtype=FP8 if in_fp8 else x.dtype)
-    return y, made(*x.shape[:2], out_channels // SHARE, dtype=torch.float32) if in_fp8 else None
-
-
-def reads_shares(weight: Weight) -> bool:
-    """Whether the maker of a linear layer's tokens should make them in fp8, with a scale for each SHARE channels."""
-    channels = weight.shape[1]
-    return weight.dtype == FP8 and first("fp8 shares", weight.device, channels=channels) is not None
-
-
 def factors(x: Tensor | Scaled, weight: Weight) -> Factors:
     """Return tokens and a weight as kernels load them. An fp8 weight needs fp8 tokens, which are made here."""
     scaled = to_fp8(x)[0] if isinstance(x, Tensor) and weight.dtype == FP8 else x
@@ -149,9 +130,3 @@ def as_multiplied(x: Tensor | Scaled | tuple[Tensor, ...], weight: Weight) -> tu
         return (x.dequantised(x.dtype),)
     parts = parts_of(x)
     return tuple(part.dequantised(part.dtype) for part in to_fp8.reference(x)) if weight.dtype == FP8 else parts
-
-
-def operands(x: Tensor | Scaled, weight: Weight) -> tuple[Tensor, Tensor]:
-    """Return x and the weight as torch multiplies them."""
-    (tokens,) = as_multiplied(x, weight)
-    return tokens, plain(weight, tokens.dtype)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from fastdiff.kernels.device.language import tl, triton
 from fastdiff.kernels.device.math import activate, await_inputs, tree_sum
-from fastdiff.kernels.device.to_fp8 import magnitudes, rounded, scale_and_factor
 
 # Run-time arguments not worth a kernel variant for their divisibility.
 SIZES = ("pictures", "tokens", "gate_stride")
@@ -42,15 +41,6 @@ class Affine(NamedTuple):
     bias: Any
 
 
-class Narrowed(NamedTuple):
-    """How an output in fp8 is made."""
-
-    DTYPE: Any  # the dtype that is rounded to fp8: fp32, fp16 or bf16
-    SHARE: Any  # channels with a scale
-    STEP: Any  # as in `to_fp8`, and so is LEAST
-    LEAST: Any
-
-
 class Sums(NamedTuple):
     """The sums of a tile over the input channels."""
 
@@ -66,8 +56,7 @@ class TileShape(NamedTuple):
     NORMED: Any
     BM: Any  # tokens
     BN: Any  # output channels
-    BK: Any  # input channels per step; SHARE channels if these have scales of their own
-    SHARES: Any  # whether they have
+    BK: Any  # input channels per step
 
 
 @triton.jit
@@ -99,26 +88,17 @@ def _load(matrix, part, row, column, BR: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def _dot(rows, columns, acc, scale):
-    """Return acc + rows columns^T. The columns may be int8, or both operands fp8. scale: of fp8 rows; None for 1."""
+def _dot(rows, columns, acc):
+    """Return acc + rows columns^T. The columns may be int8, or both operands fp8."""
     columns = columns.to(rows.dtype)
     if rows.dtype == tl.float8e4nv:  # tensor cores sum fp8 products in 14 bits: only within a step
-        product = tl.dot(rows, columns.T, max_num_imprecise_acc=rows.shape[1])
-        return acc + (product if scale is None else product * scale)
+        return acc + tl.dot(rows, columns.T, max_num_imprecise_acc=rows.shape[1])
     else:
         return tl.dot(rows, columns.T, acc, input_precision="ieee")
 
 
 @triton.jit
-def _scales(x_scale_ptr, place, tokens, count, at, BM: tl.constexpr):
-    """Return the scales (BM, 1) of a tile's tokens. count, at: the scales of a token, and which."""
-    row = place.row + tl.arange(0, BM)
-    scales = x_scale_ptr + (place.picture.to(tl.int64) * tokens + row) * count + at
-    return tl.load(scales, mask=row < tokens, other=0.0)[:, None]
-
-
-@triton.jit
-def _add_products(sums, x, weight, x_scale_ptr, out_channels, place, start, stop, shape: tl.constexpr):
+def _add_products(sums, x, weight, out_channels, place, start, stop, shape: tl.constexpr):
     """Return the sums after input channels start to stop."""
     acc, acc2, squares = sums.acc, sums.acc2, sums.squares
     for k in tl.range(start, stop, shape.BK):
@@ -130,13 +110,10 @@ def _add_products(sums, x, weight, x_scale_ptr, out_channels, place, start, stop
             squares += rows.to(tl.float32) * rows.to(tl.float32)
         weights = Matrix(weight, out_channels, x.columns, out_channels * x.columns, x.columns)
         columns = _load(weights, 0, place.column, k, shape.BN, shape.BK)
-        scale = None
-        if shape.SHARES:
-            scale = _scales(x_scale_ptr, place, x.rows, x.columns // shape.BK, k // shape.BK, shape.BM)
-        acc = _dot(rows, columns, acc, scale)
+        acc = _dot(rows, columns, acc)
         if shape.DUAL:
             columns = _load(weights, 1, place.column, k, shape.BN, shape.BK)
-            acc2 = _dot(rows, columns, acc2, scale)
+            acc2 = _dot(rows, columns, acc2)
     return Sums(acc, acc2, squares)
 
 
@@ -150,35 +127,19 @@ def _apply(affine, acc, n, inside):
 
 
 @triton.jit
-def _narrow(acc, y_scale_ptr, place, tokens, out_channels, to: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the values of a tile in fp8 and store their scales."""
-    COUNT: tl.constexpr = BN // to.SHARE
-    shares = rounded(acc, to.DTYPE).reshape(BM, COUNT, to.SHARE)
-    scale, factor = scale_and_factor(tl.max(magnitudes(shares), 2), to.STEP, to.LEAST)
-    row, share = place.row + tl.arange(0, BM)[:, None], place.column // to.SHARE + tl.arange(0, COUNT)[None, :]
-    count = out_channels // to.SHARE
-    at = (place.picture.to(tl.int64) * tokens + row) * count + share
-    tl.store(y_scale_ptr + at, scale, mask=(row < tokens) & (share < count))
-    return (shares * factor.expand_dims(2)).reshape(BM, BN)
-
-
-@triton.jit
 def _finish(
-    y, y_scale_ptr, acc, acc2, affine, gate_ptr, residual, place,
+    y, acc, acc2, affine, gate_ptr, residual, place,
     ACTIVATION: tl.constexpr, ACTIVATION2: tl.constexpr, DUAL: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BY: tl.constexpr, narrowed: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BY: tl.constexpr,
 ):  # fmt: skip
     """Run the epilogue BY columns at a time, so that its loads and stores need less shared memory."""
     if BN > BY:
         tl.static_assert(not DUAL, "the second product is not cut")
         half: tl.constexpr = BN // 2
         halves = acc.reshape(BM, 2, half).permute(0, 2, 1).split()
+        _finish(y, halves[0], acc2, affine, gate_ptr, residual, place, ACTIVATION, ACTIVATION2, DUAL, BM, half, BY)
         right = Place(place.picture, place.row, place.column + half)
-        for i in tl.static_range(2):
-            _finish(
-                y, y_scale_ptr, halves[i], acc2, affine, gate_ptr, residual, place if i == 0 else right,
-                ACTIVATION, ACTIVATION2, DUAL, BM, half, BY, narrowed,
-            )  # fmt: skip
+        _finish(y, halves[1], acc2, affine, gate_ptr, residual, right, ACTIVATION, ACTIVATION2, DUAL, BM, half, BY)
     else:
         out_channels, picture, row, column = y.columns, place.picture, place.row, place.column
         n = column + tl.arange(0, BN)
@@ -191,8 +152,6 @@ def _finish(
             acc *= tl.load(gate_ptr + n, mask=n < out_channels, other=0.0).to(tl.float32)[None, :]
         if residual.source is not None:
             acc += _load(residual, picture, row, column, BM, BN).to(tl.float32)
-        if y_scale_ptr is not None:
-            acc = _narrow(acc, y_scale_ptr, place, y.rows, out_channels, narrowed, BM, BN)
         if isinstance(y.source, tl.tensor_descriptor):
             y.source.store([picture, row, column], acc.to(y.source.dtype).reshape(1, BM, BN))
         else:
@@ -202,31 +161,27 @@ def _finish(
 
 @triton.jit(do_not_specialize=SIZES)
 def linear_kernel(
-    y, y_scale_ptr,
+    y,
     x, weight, x_scale_ptr, scale_ptr, bias_ptr, gate_ptr, residual,
     pictures, tokens, channels, out_channels, x_picture, x_row, gate_stride, eps,
     ACTIVATION: tl.constexpr, ACTIVATION2: tl.constexpr, DUAL: tl.constexpr, NORMED: tl.constexpr, CHUNK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BY: tl.constexpr, GROUP_M: tl.constexpr,
-    SHARES: tl.constexpr, SHARE: tl.constexpr, DTYPE: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """y (pictures, tokens, out_channels) from x (pictures, tokens, channels) and weight (1, out_channels, channels).
 
     DUAL (SwiGLU, GEGLU): weight is (2, out_channels, channels); y is ACTIVATION of the first product times ACTIVATION2
     of the second.
-    scale_ptr: the scale of each output channel of an 8-bit weight. x_scale_ptr: the scale of each token of an fp8 x,
-    or SHARES: of each SHARE channels of a token. y_scale_ptr: the scales of each SHARE channels of an fp8 y, which is
-    rounded to DTYPE first; STEP and LEAST as in `to_fp8`.
+    scale_ptr: the scale of each output channel of an 8-bit weight. x_scale_ptr: the scale of each token of an fp8 x.
     NORMED: x is divided by its root mean square; the division is applied to the products.
     CHUNK: channels summed separately before they are added to the total; 0 for a single sum.
     """
     await_inputs()
-    shape: tl.constexpr = TileShape(DUAL, NORMED, BM, BN, BK, SHARES)
+    shape: tl.constexpr = TileShape(DUAL, NORMED, BM, BN, BK)
     down, across = tl.cdiv(tokens, BM), tl.cdiv(out_channels, BN)
     y_picture = tl.cast(tokens, tl.int64) * out_channels
     inputs = Matrix(x, tokens, channels, x_picture, x_row)
     output = Matrix(y, tokens, out_channels, y_picture, out_channels)
     affine = Affine(scale_ptr, bias_ptr)
-    narrowed: tl.constexpr = Narrowed(DTYPE, SHARE, STEP, LEAST)
     added = Matrix(residual, tokens, out_channels, y_picture, out_channels)
     for tile in tl.range(tl.program_id(0), pictures * down * across, tl.num_programs(0), flatten=True):
         row_tile, column_tile = _place(tile, pictures * down, across, GROUP_M)
@@ -239,15 +194,17 @@ def linear_kernel(
             for start in range(0, channels, CHUNK):
                 fresh = Sums(zeros, zeros if DUAL else 0.0, sums.squares)
                 chunk = _add_products(
-                    fresh, inputs, weight, None, out_channels, place, start, tl.minimum(start + CHUNK, channels), shape
+                    fresh, inputs, weight, out_channels, place, start, tl.minimum(start + CHUNK, channels), shape
                 )
                 sums = Sums(sums.acc + chunk.acc, sums.acc2 + chunk.acc2, chunk.squares)
         else:
-            sums = _add_products(sums, inputs, weight, x_scale_ptr, out_channels, place, 0, channels, shape)
+            sums = _add_products(sums, inputs, weight, out_channels, place, 0, channels, shape)
 
         acc, acc2 = sums.acc, sums.acc2
-        if x_scale_ptr is not None and not SHARES:
-            scale = _scales(x_scale_ptr, place, tokens, 1, 0, BM)
+        if x_scale_ptr is not None:
+            row = place.row + tl.arange(0, BM)
+            scales = x_scale_ptr + place.picture.to(tl.int64) * tokens + row
+            scale = tl.load(scales, mask=row < tokens, other=0.0)[:, None]
             acc *= scale
             acc2 *= scale
         if NORMED:
@@ -255,7 +212,4 @@ def linear_kernel(
             acc *= scale
             acc2 *= scale
         gates = gate_ptr if gate_ptr is None else gate_ptr + place.picture.to(tl.int64) * gate_stride
-        _finish(
-            output, y_scale_ptr, acc, acc2, affine, gates, added, place, ACTIVATION, ACTIVATION2, DUAL, BM, BN, BY,
-            narrowed,
-        )  # fmt: skip
+        _finish(output, acc, acc2, affine, gates, added, place, ACTIVATION, ACTIVATION2, DUAL, BM, BN, BY)

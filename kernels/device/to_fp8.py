@@ -11,28 +11,10 @@ def magnitudes(x):
 
 
 @triton.jit
-def rounded(x, DTYPE: tl.constexpr):
-    """Return x (float32), rounded to a dtype: fp32, fp16 or bf16."""
-    if DTYPE == "bf16":
-        return x.to(tl.bfloat16).to(tl.float32)
-    elif DTYPE == "fp16":
-        return x.to(tl.float16).to(tl.float32)
-    else:
-        return x
-
-
-@triton.jit
-def scale_and_factor(largest, STEP: tl.constexpr, LEAST: tl.constexpr):
-    """Return the scale of numbers up to `largest`, and the factor that divides them by it."""
-    scale = tl.maximum(largest, LEAST) * STEP
-    return scale, tl.div_rn(1.0, scale)
-
-
-@triton.jit
 def narrow(y_ptrs, x, largest, inside, STEP: tl.constexpr, LEAST: tl.constexpr):
     """Store x (float32) divided by the scale, max(largest, LEAST) * STEP. Return the scale."""
-    scale, factor = scale_and_factor(largest, STEP, LEAST)
-    tl.store(y_ptrs, (x * factor).to(y_ptrs.dtype.element_ty), mask=inside)
+    scale = tl.maximum(largest, LEAST) * STEP
+    tl.store(y_ptrs, (x * tl.div_rn(1.0, scale)).to(y_ptrs.dtype.element_ty), mask=inside)
     return scale
 
 

@@ -10,11 +10,6 @@ from torch import Tensor, nn
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
 MOST = {INT8: 127.0, FP8: torch.finfo(FP8).max}  # the largest magnitude of each 8-bit format
 NAMES = {INT8: "int8", FP8: "fp8"}
-# STEP: the scale for a largest magnitude of 1. LEAST: a lower bound on that magnitude, so a row of zeros has a scale.
-FORMAT: dict[str, Any] = {"STEP": 1 / MOST[FP8], "LEAST": 1e-30}
-# The dtypes of x, as kernels name them.
-NUMBERS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-SHARE = 64  # channels of a token with a scale of their own, in tokens that a kernel makes in fp8
 
 
 class Quantised(nn.Module):
@@ -98,7 +93,7 @@ class Scaled:
     """8-bit activations with their scales, as `kernels.to_fp8` makes them."""
 
     values: Tensor  # float8_e4m3fn, contiguous: tokens (N, L, C) or pictures (N, H, W, C)
-    scale: Tensor  # float32, (N, L) for tokens or (N, L, C / SHARE) for shares of tokens, (N,) for pictures
+    scale: Tensor  # float32, (N, L) for tokens, (N,) for pictures
     dtype: torch.dtype  # of the tensor before quantisation
 
     @property
@@ -109,19 +104,13 @@ class Scaled:
     def device(self) -> torch.device:
         return self.values.device
 
-    @property
-    def in_shares(self) -> bool:
-        """Whether each SHARE channels of a token have a scale of their own."""
-        return self.scale.ndim == self.values.ndim
-
     def on_meta(self) -> "Scaled":
         """Return a copy on the meta device, without memory."""
         return Scaled(self.values.to("meta"), self.scale.to("meta"), self.dtype)
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
         """Return the activations, rounded once to `dtype`."""
-        values = self.values.unflatten(-1, (-1, SHARE)) if self.in_shares else self.values
-        return _times(values, self.scale).view(self.shape).to(dtype)
+        return _times(self.values, self.scale).to(dtype)
 
 
 class Factors(NamedTuple):
@@ -129,7 +118,7 @@ class Factors(NamedTuple):
 
     x: Tensor  # (N, L, C_in)
     weight: Tensor  # (..., C_out, C_in)
-    x_scale: Tensor | None  # (N, L), or (N, L, C_in / SHARE)
+    x_scale: Tensor | None  # (N, L)
     scale: Tensor | None  # (..., C_out)
 
 

@@ -186,11 +186,6 @@ def _products_by_library(channels: int, rows: int, tokens: int) -> Choice:
     return Choice("linear", SM_90, facts, "library", UNSAVED, why=why)
 
 
-# Input channels of fp8 layers whose input is made in fp8 by the kernel that computes it, with a scale for each 64
-# channels of a token. Other layers quantise their input in a pass of its own, with a scale for each token.
-SHARED: tuple[int, ...] = ()
-
-
 def _tile(side: int, channels: int, out_channels: int, pictures: int, tile: ConvTile) -> Choice:
     """Return a row for at least `pictures`, where `tile` beat the tile that the times in `conv2d_tiles` select."""
     facts = {"mode": "same", "pixels": side * side, "channels": channels, "out_channels": out_channels}
@@ -293,8 +288,6 @@ CHOICES = ChoiceTable((
     # With an int8 operand in registers, Triton 3.6 gave NaN for some U-Nets on sm_90, and ptxas serialised many
     # products: a forward took 1.3 to 2.7 times as long as in bfloat16.
     Choice("weight", SM_90, {"format": "int8", "bits": 16}, "from_int8", UNSAVED),
-
-    *(Choice("fp8 shares", SM_90, {"channels": channels}, "shares", UNSAVED) for channels in SHARED),
 
     _tile(128, 320, 320, 2, TILES[1]),
     _tile(64, 256, 256, 7, TILES[1]),

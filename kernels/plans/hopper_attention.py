@@ -6,13 +6,11 @@ Only the number of keys in a block affects the bits, so it depends only on a hea
 from functools import cache
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from fastdiff.kernels.host.launching import gluon_descriptor, launch, multiprocessors, suits_descriptors
 from fastdiff.kernels.host.lazy_triton import triton
 from fastdiff.kernels.host.recording import because
-from fastdiff.kernels.host.weights import FORMAT, FP8, NUMBERS, SHARE, Scaled
 
 
 class AttentionTiles(NamedTuple):
@@ -75,35 +73,23 @@ def launch_plan(
     causal: bool = False,
     bias: Tensor | None = None,
     lengths: Tensor | None = None,
-    in_fp8: bool = False,
-) -> Tensor | Scaled:
-    """Launch a plan's kernel: softmax(q k^T / sqrt(d) + bias) v. Only the Gluon kernel takes `lengths`.
-
-    in_fp8: return the output as `Scaled`, if `makes_shares`.
-    """
-    scales = q.new_empty(*q.shape[:2], heads, dtype=torch.float32) if in_fp8 else None
-    out = q.new_empty(q.shape, dtype=FP8 if in_fp8 else q.dtype)
-    made = out if scales is None else Scaled(out, scales, q.dtype)
+) -> Tensor:
+    """Launch a plan's kernel: softmax(q k^T / sqrt(d) + bias) v. Only the Gluon kernel takes `lengths`."""
+    out = q.new_empty(q.shape)
     if isinstance(plan.tiles, FewKeys):
-        _launch_few_keys(plan.tiles, out, scales, q, k, v, bias, heads, causal)
-        return made
+        _launch_few_keys(plan.tiles, out, q, k, v, bias, heads, causal)
+        return out
     tiles = plan.tiles
     if plan.few is not None:
         count = q.shape[0] * heads * triton.cdiv(q.shape[1], 2 * BLOCK)
         tiles = tiles if count > plan.busy * multiprocessors(q.device) else plan.few
-    _launch_tiles(tiles, out, scales, q, k, v, bias, lengths, heads, causal)
-    return made
-
-
-def makes_shares(plan: AttentionPlan, width: int) -> bool:
-    """Whether the plan's kernel can make its output in fp8: a head is a share, in one part."""
-    return width == SHARE and (isinstance(plan.tiles, FewKeys) or plan.tiles.parts == (SHARE, 0))
+    _launch_tiles(tiles, out, q, k, v, bias, lengths, heads, causal)
+    return out
 
 
 def _launch_tiles(
     tiles: AttentionTiles,
     out: Tensor,
-    scales: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -123,12 +109,11 @@ def _launch_tiles(
     launch(
         hopper_attention_kernel, (min(count, programs) if tiles.persistent else count,),
         *_parts(out, heads, BLOCK, tiles), *_parts(q, heads, BLOCK, tiles), *_parts(k, heads, tiles.keys, tiles),
-        *_parts(v, heads, tiles.keys, tiles), scales, bias, lengths, heads, pairs, full, small, q.shape[1], keys,
+        *_parts(v, heads, tiles.keys, tiles), bias, lengths, heads, pairs, full, small, keys,
         (q.shape[2] // heads) ** -0.5 * LOG2_E.value,
         WGS=groups, D1=tiles.parts[0], D2=tiles.parts[1], BN=tiles.keys, STAGES=tiles.stages,
         TILES=2 if tiles.persistent else 1, EVEN=lengths is None and keys % tiles.keys == 0,
-        IN_TURN=tiles.in_turn and groups > 1, CAUSAL=causal, REGISTERS=REGISTERS[groups], DTYPE=NUMBERS[q.dtype],
-        **FORMAT, num_warps=4, **limit,
+        IN_TURN=tiles.in_turn and groups > 1, CAUSAL=causal, REGISTERS=REGISTERS[groups], num_warps=4, **limit,
     )  # fmt: skip
 
 
@@ -169,15 +154,7 @@ def _end(full: int, small: int, programs: int) -> int:
 
 
 def _launch_few_keys(
-    tiles: FewKeys,
-    out: Tensor,
-    scales: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    heads: int,
-    causal: bool,
+    tiles: FewKeys, out: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, heads: int, causal: bool
 ) -> None:
     from fastdiff.kernels.device.hopper.attention_few_keys import LOG2_E, few_keys_attention_kernel  # imports Triton
 
@@ -188,9 +165,8 @@ def _launch_few_keys(
     because(lambda: f"{BLOCK} queries a step, all keys on chip, as {_sum(tiles.parts)}")
     launch(
         few_keys_attention_kernel, (n * heads * chunks,),
-        out, scales, q, k, v, bias, heads, queries, keys, width**-0.5 * LOG2_E.value, chunks, length,
+        out, q, k, v, bias, heads, queries, keys, width**-0.5 * LOG2_E.value, chunks, length,
         *(stride for tensor in (q, k, v) for stride in tensor.stride()[:2]),
         CAUSAL=causal, WHOLE=keys == sum(tiles.parts), D=width, WIDTH=triton.next_power_of_2(width),
-        BM=BLOCK, B1=tiles.parts[0], B2=tiles.parts[1], STAGES=tiles.stages, DTYPE=NUMBERS[q.dtype],
-        **FORMAT, num_warps=4, num_stages=tiles.stages,
+        BM=BLOCK, B1=tiles.parts[0], B2=tiles.parts[1], STAGES=tiles.stages, num_warps=4, num_stages=tiles.stages,
     )  # fmt: skip

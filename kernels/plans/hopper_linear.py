@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fastdiff.kernels.host.launching import (
@@ -13,7 +12,7 @@ from fastdiff.kernels.host.launching import (
     suits_descriptors,
 )
 from fastdiff.kernels.host.recording import because
-from fastdiff.kernels.host.weights import FORMAT, FP8, NUMBERS, SHARE, Factors, Quantised, Scaled, Weight
+from fastdiff.kernels.host.weights import FP8, Factors, Quantised, Scaled, Weight
 
 TOKENS = 128  # of a tile, which two warp groups compute
 STEP = 128  # bytes of a row in a step: 64 input channels, or 128 in fp8
@@ -70,36 +69,23 @@ def fills(tokens: int, out_channels: int, programs: int, *, dual: bool = False) 
     return -(-tokens // TOKENS) * -(-out_channels // NARROW[dual]) > programs
 
 
-def cut(
-    tokens: int,
-    out_channels: int,
-    programs: int,
-    *,
-    dual: bool = False,
-    fp8: bool = False,
-    in_shares: bool = False,
-    of_shares: bool = False,
-) -> ProductTiles:
+def cut(tokens: int, out_channels: int, programs: int, *, dual: bool = False, fp8: bool = False) -> ProductTiles:
     """Return the tiles with the least estimated time: a tile's time is proportional to the operands that it loads.
 
     Args:
         dual: whether there are two products.
-        in_shares: whether the output is in fp8. Then each part of a tile has whole shares of SHARE channels.
-        of_shares: whether x has a scale for each share. Then warp groups share tiles: whole ones need more registers.
     """
     down = -(-tokens // TOKENS)
 
     def tiles(parts: tuple[int, int]) -> ProductTiles:
         across = -(-out_channels // (sum(parts) // (1 + dual)))
-        apart = not of_shares and parts == OWN and down * across >= FEWEST_OWN * programs
-        turns = apart if fp8 else dual or down * across > programs
+        turns = parts == OWN and down * across >= FEWEST_OWN * programs if fp8 else dual or down * across > programs
         return ProductTiles(parts, down, across, turns, dual, fp8)
 
     own = tiles(OWN)
-    if fp8 and own.turns and not of_shares:
+    if fp8 and own.turns:
         return own
-    widths = [each for each in WIDTHS[dual, fp8] if not in_shares or all(part // 2 % SHARE == 0 for part in each)]
-    return min(map(tiles, widths), key=lambda each: -(-each.number // programs) * (TOKENS + sum(each.parts)))
+    return min(map(tiles, WIDTHS[dual, fp8]), key=lambda each: -(-each.number // programs) * (TOKENS + sum(each.parts)))
 
 
 def obstacle(x: Tensor | Scaled, weight: Weight, out_channels: int) -> str | None:
@@ -121,21 +107,17 @@ def fills_card(tokens: int, weight: Weight, *, dual: bool = False) -> bool:
     return fills(tokens, weight.shape[0] // (1 + dual), multiprocessors(weight.device), dual=dual)
 
 
-def tiles_of(x: Tensor | Scaled, weight: Weight, *, dual: bool = False, in_shares: bool = False) -> ProductTiles:
-    """Return the tiles for the product of x and a weight (C_out, C_in), or (2 C_out, C_in) if `dual`."""
-    return cut(
-        x.shape[0] * x.shape[1], weight.shape[0] // (1 + dual), multiprocessors(weight.device), dual=dual,
-        fp8=weight.dtype == FP8, in_shares=in_shares, of_shares=isinstance(x, Scaled) and x.in_shares,
-    )  # fmt: skip
+def tiles_of(tokens: int, weight: Weight, *, dual: bool = False) -> ProductTiles:
+    """Return the tiles for the product of `tokens` and a weight (C_out, C_in), or (2 C_out, C_in) if `dual`."""
+    out_channels, fp8 = weight.shape[0] // (1 + dual), weight.dtype == FP8
+    return cut(tokens, out_channels, multiprocessors(weight.device), dual=dual, fp8=fp8)
 
 
 def launch_tiles(
     tiles: ProductTiles,
     y: Tensor,
-    y_scale: Tensor | None,
     factors: Factors,
     bias: Tensor | None,
-    dtype: torch.dtype,
     *,
     activation: str | None = None,
     activation2: str | None = None,
@@ -144,8 +126,6 @@ def launch_tiles(
     """Write activation(x weight^T + bias) + residual, (N, L, C_out), into y.
 
     Args:
-        y_scale: the scales (N, L, C_out / SHARE) of y if it is in fp8; else None.
-        dtype: that is rounded to fp8; of x before quantisation.
         activation2: the activation of the second product, if there are two.
     """
     from fastdiff.kernels.device.hopper.linear import hopper_linear_kernel  # imports Gluon
@@ -163,10 +143,7 @@ def launch_tiles(
         *(gluon_descriptor(y, [rows, width or columns[0]]) for width in columns),
         gluon_descriptor(x, [TOKENS, step]),
         *(gluon_descriptor(weight, [(width or first) // (1 + tiles.dual), step]) for width in tiles.parts),
-        y_scale, factors.x_scale, factors.scale, bias, residual, tokens, channels, out_channels,
-        tiles.down, tiles.across,
+        factors.x_scale, factors.scale, bias, residual, tokens, channels, out_channels, tiles.down, tiles.across,
         ACTIVATION=activation or "none", ACTIVATION2=activation2 or "none", B1=first, B2=second, BK=step,
-        STAGES=tiles.stages, TURNS=tiles.turns, DUAL=tiles.dual, GROUP_M=GROUP_M,
-        SHARES=factors.x_scale is not None and factors.x_scale.ndim == 3, SHARE=SHARE, DTYPE=NUMBERS[dtype], **FORMAT,
-        num_warps=4,
+        STAGES=tiles.stages, TURNS=tiles.turns, DUAL=tiles.dual, GROUP_M=GROUP_M, num_warps=4,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from fastdiff.kernels.denoise import COLUMNS, EARLIER, StepOptions, denoise_step
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.group_norm import group_norm
 from fastdiff.kernels.host.moments import Moments
-from fastdiff.kernels.host.weights import FP8, INT8, Quantised, Scaled, k_first
+from fastdiff.kernels.host.weights import FP8, INT8, Quantised, k_first
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.merge_lora import LowRank, merge_lora
@@ -296,11 +296,6 @@ FP8_CASES = {
     "linear-N2-C37-odd": fp8(linear, (2, 77, 37), (41, 37)),
     "linear-N2-C1152-fp32": fp8(linear, (2, 256, 1152), (3456, 1152), dtype=torch.float32),
     "geglu-N2-C1280": fp8(geglu, (2, 1024, 1280), (10240, 1280)),
-    "geglu-N2-C640-in-fp8": lambda: geglu.kernel(meta(2, 64, 640), in_8_bits(5120, 640, dtype=FP8), in_fp8=True),
-    "linear-N2-C1280-of-shares": lambda: linear.kernel(
-        Scaled(meta(2, 1024, 1280, dtype=FP8), meta(2, 1024, 20, dtype=torch.float32), torch.bfloat16),
-        in_8_bits(1280, 1280, dtype=FP8), residual=meta(2, 1024, 1280),
-    ),
     "conv2d-N2-C320-H64": fp8(conv2d, (2, 64, 64, 320), (320, 320, 3, 3), padding=1, moments=True),
     "conv2d-N2-C1280-H32": fp8(
         conv2d, (2, 32, 32, 1280), (1280, 1280, 3, 3), padding=1, residual=meta(2, 32, 32, 1280)

@@ -3,8 +3,7 @@
     python benchmarks/kernels/quantised/bench_linear_8bit.py [PLAN ...] [--save [DIR]]
 
 `bf16` is the operation's own choice in bfloat16. In fp8 the tokens are quantised by `to_fp8` beforehand, which is also
-timed alone; `shares` is the sm_90 kernel with a scale for each 64 channels of its input, or of its output if it has two
-products; an int8 product starts with `from_int8`. Both kernels must give the same bits. At the end, prints the plans
+timed alone; an int8 product starts with `from_int8`. Both kernels must give the same bits. At the end, prints the plans
 whose sm_90 kernel was faster at every number of tokens that it accepts, in the format of `plans/choices.py`.
 """
 
@@ -23,7 +22,7 @@ from fastdiff.kernels.plans import hopper_linear as on_hopper
 from fastdiff.kernels.plans.choices import hopper_obstacle
 from fastdiff.kernels.plans.dispatch import Operation
 from fastdiff.kernels.swiglu import swiglu
-from fastdiff.kernels.to_fp8 import shares_in_fp8, to_fp8
+from fastdiff.kernels.to_fp8 import to_fp8
 from fastdiff.tuning.timing import measure
 
 TOKENS = (512, 2048, 8192)
@@ -78,18 +77,13 @@ def row(name: str, tokens: int) -> dict[str, Any]:
     if busy and hopper_obstacle(operation.parse(given, made, bias, **options)) is None:
         calls["hopper"] = partial(operation.hopper, given, made, bias, **options)
         check(name, calls["hopper"](), calls["kernel"]())
-        if dtype == FP8:  # of tokens, or into tokens, with a scale for each 64 channels
-            own = {"in_fp8": True} if dual else {}
-            calls["shares"] = partial(
-                operation.hopper, given if dual else shares_in_fp8(x), made, bias, **options | own
-            )
     times = measure(calls, seconds=0.03)
     fastest = times.get("hopper", times["kernel"])
     return {
         "workload": f"{name}, {tokens}",
         **{f"{who}_ms": milliseconds for who, milliseconds in times.items()},
         "tflops": 2 * tokens * rows * channels / fastest / 1e9,
-        "tile": "{} + {}".format(*on_hopper.tiles_of(given, made, dual=dual).parts) if busy else "",
+        "tile": "{} + {}".format(*on_hopper.tiles_of(tokens, made, dual=dual).parts) if busy else "",
     }
 
 

@@ -16,7 +16,6 @@ from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.host.weights import FP8, Scaled
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
-from fastdiff.kernels.to_fp8 import reads_shares
 from fastdiff.models.blocks.layers import Feature, GroupNorm, as_feature
 
 EPS = 1e-6  # of the norm before a transformer; fixed in diffusers
@@ -48,9 +47,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor | Scaled, context: Context, bias: Tensor | None) -> Tensor:
         qkv = linear(x, self.to_qkv.weight)  # (N, L, 3 C)
-        out = _layer(self.to_out)
-        y = attention(*qkv.chunk(3, dim=-1), heads=self.heads, bias=bias, in_fp8=reads_shares(out.weight))
-        return linear(y, out.weight, out.bias)
+        return _out(self.to_out, attention(*qkv.chunk(3, dim=-1), heads=self.heads, bias=bias))
 
 
 class TextAttention(nn.Module):
@@ -74,18 +71,17 @@ class TextAttention(nn.Module):
 
     def forward(self, x: Tensor | Scaled, context: Context, bias: Tensor | None) -> Tensor:
         keys, values = context.text[..., self.columns].chunk(2, dim=-1)
-        q, out = linear(x, self.to_q.weight), _layer(self.to_out)
-        in_fp8 = reads_shares(out.weight)
-        y = attention(q, keys, values, heads=self.heads, bias=bias, in_fp8=in_fp8 and not context.images)
-        for i, image in enumerate(context.images):  # of IP-Adapters, decoupled; their scales are in the values
+        q = linear(x, self.to_q.weight)
+        y = attention(q, keys, values, heads=self.heads, bias=bias)
+        for image in context.images:  # the decoupled attention of an IP-Adapter; its scale is in the values
             keys, values = image[..., self.columns].chunk(2, dim=-1)
-            last = i == len(context.images) - 1
-            y = attention(q, keys, values, heads=self.heads, residual=y, in_fp8=in_fp8 and last)
-        return linear(y, out.weight, out.bias)
+            y = attention(q, keys, values, heads=self.heads, residual=y)
+        return _out(self.to_out, y)
 
 
-def _layer(layers: nn.ModuleList) -> nn.Linear:
-    return cast(nn.Linear, layers[0])
+def _out(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    layer = cast(nn.Linear, layers[0])
+    return linear(x, layer.weight, layer.bias)
 
 
 class FeedForward(nn.Module):
@@ -103,9 +99,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor | Scaled, residual: Tensor) -> Tensor:
         inner = self.reader
         outer = cast(nn.Linear, self.net["2"])
-        in_fp8 = inner.weight.dtype == FP8 and reads_shares(outer.weight)
-        h = geglu(x, inner.weight, inner.bias, in_fp8=in_fp8)
-        return linear(h, outer.weight, outer.bias, residual=residual)
+        return linear(geglu(x, inner.weight, inner.bias), outer.weight, outer.bias, residual=residual)
 
 
 class BasicTransformerBlock(nn.Module):

@@ -27,17 +27,15 @@ from fastdiff.kernels.device.hopper.language import (
     gl,
     gluon,
     mbarrier,
-    reinterpret,
     store_wait,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from fastdiff.kernels.device.hopper.shares import Narrowed, narrow
 from fastdiff.kernels.device.language import cuda
 from fastdiff.kernels.device.math import LOG2_E
 
 # Run-time arguments not worth a kernel variant.
-SIZES = ("heads", "pairs", "full_tiles", "small_tiles", "queries", "keys")
+SIZES = ("heads", "pairs", "full_tiles", "small_tiles", "keys")
 
 
 class Walk(NamedTuple):
@@ -216,14 +214,6 @@ def _next_block(walk, i, own, inputs, work, tile, turns, WG: gl.constexpr, shape
 
 
 @gluon.jit
-def _narrow(y, work, tile, WG: gl.constexpr, shape: gl.constexpr):
-    """Return a warpgroup's output, a share of fp8 tokens, divided by its scales, which are stored."""
-    place = place_of(tile.number, work, shape)
-    scales = work.out_scale_ptr + place.picture.to(gl.int64) * work.queries * work.heads
-    return narrow(y, scales, place.row + WG * 64, work.queries, place.head, work.heads, shape.NARROWED)
-
-
-@gluon.jit
 def _finish(walk, out, pieces, own, inputs, work, tile, WG: gl.constexpr, shape: gl.constexpr):
     """Add the values of the first block of keys, which comes last, and store the output via the queries' buffer."""
     count = tile.done + tile.last
@@ -232,19 +222,13 @@ def _finish(walk, out, pieces, own, inputs, work, tile, WG: gl.constexpr, shape:
     acc, acc2 = _begin_values(walk.p, inputs.v, stage, walk.acc, walk.acc2, shape)
     acc, acc2 = _end_values(walk.p, inputs.v, stage, acc, acc2, shape)
     inverse = 1 / walk.total
-    first = pieces.first
-    if work.out_scale_ptr is None:
-        own.first.store(_times(acc, inverse).to(own.first.dtype))
-    else:
-        first = reinterpret(first, out.first.dtype, [1, 1, 64, shape.D1], out.first.layout)
-        y = _narrow(_times(acc, inverse), work, tile, WG, shape)
-        first.reshape([64, shape.D1]).store(y.to(out.first.dtype))
+    own.first.store(_times(acc, inverse).to(own.first.dtype))
     if shape.D2 > 0:
         own.second.store(_times(acc2, inverse).to(own.first.dtype))
     fence_async_shared()
     place = place_of(tile.number, work, shape)
     row = place.row + WG * 64
-    async_store(out.first, [place.picture, place.head, row, 0], first)  # TMA drops rows and columns outside
+    async_store(out.first, [place.picture, place.head, row, 0], pieces.first)  # TMA drops rows and columns outside
     if shape.D2 > 0:
         async_store(out.second, [place.picture, place.head, row, shape.D1], pieces.second)
 
@@ -311,22 +295,19 @@ def _consume(out, inputs, work, turns, WG: gl.constexpr, shape: gl.constexpr):
 
 @gluon.jit(do_not_specialize=SIZES)
 def hopper_attention_kernel(
-    out, out2, q, q2, k, k2, v, v2, out_scale_ptr, bias_ptr, lengths_ptr, heads, pairs, full_tiles, small_tiles,
-    queries, keys, scale,
+    out, out2, q, q2, k, k2, v, v2, bias_ptr, lengths_ptr, heads, pairs, full_tiles, small_tiles, keys, scale,
     WGS: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     TILES: gl.constexpr, EVEN: gl.constexpr, IN_TURN: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
-    DTYPE: gl.constexpr, STEP: gl.constexpr, LEAST: gl.constexpr,
 ):  # fmt: skip
     """softmax(q k^T scale + bias) v. Descriptors of (pictures, heads, rows, width), with blocks of D1 and D2 columns.
 
     scale includes log2(e), for exp2; bias, one value per key, does not. lengths_ptr: how many keys of each picture are
-    read; None for all. out_scale_ptr: (pictures, queries, heads), the scales of an fp8 output, which has heads of D1
-    columns; DTYPE is rounded to fp8, STEP and LEAST as in `to_fp8`.
+    read; None for all.
     """
-    shape: gl.constexpr = Shape(WGS, D1, D2, BN, STAGES, TILES, EVEN, IN_TURN, CAUSAL, Narrowed(DTYPE, D1, STEP, LEAST))
+    shape: gl.constexpr = Shape(WGS, D1, D2, BN, STAGES, TILES, EVEN, IN_TURN, CAUSAL)
     out, q, k, v = Parts(out, out2), Parts(q, q2), Parts(k, k2), Parts(v, v2)
-    buffer = buffers(q, TILES * WGS, 64, TILES, shape)
-    inputs = Streams(buffer, buffers(k, STAGES, BN, STAGES, shape), buffers(v, STAGES, BN, STAGES, shape))
+    queries = buffers(q, TILES * WGS, 64, TILES, shape)
+    inputs = Streams(queries, buffers(k, STAGES, BN, STAGES, shape), buffers(v, STAGES, BN, STAGES, shape))
     turns = gl.allocate_shared_memory(gl.int64, [WGS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(WGS):
         mbarrier.init(turns.index(i), count=1)
@@ -335,10 +316,7 @@ def hopper_attention_kernel(
     fence_async_shared()
     cuda.gdc_wait()
     cuda.gdc_launch_dependents()
-    last = gl.cdiv(keys, BN) - 1
-    work = Work(
-        pairs, heads, full_tiles, small_tiles, queries, keys, last, scale, bias_ptr, lengths_ptr, out_scale_ptr
-    )  # fmt: skip
+    work = Work(pairs, heads, full_tiles, small_tiles, keys, gl.cdiv(keys, BN) - 1, scale, bias_ptr, lengths_ptr)
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     THIRD: gl.constexpr = 2

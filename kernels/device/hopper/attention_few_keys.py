@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 from fastdiff.kernels.device.language import cuda, target_info, tl, triton
 from fastdiff.kernels.device.math import LOG2_E
-from fastdiff.kernels.device.to_fp8 import magnitudes, rounded, scale_and_factor
 
 # Run-time arguments not worth a kernel variant.
 SIZES = ("heads", "queries", "keys", "chunks", "length")
@@ -60,16 +59,14 @@ def _scores(
 
 @triton.jit(do_not_specialize=SIZES)
 def few_keys_attention_kernel(
-    out_ptr, out_scale_ptr, q_ptr, k_ptr, v_ptr, bias_ptr, heads, queries, keys, scale, chunks, length,
+    out_ptr, q_ptr, k_ptr, v_ptr, bias_ptr, heads, queries, keys, scale, chunks, length,
     q_picture, q_row, k_picture, k_row, v_picture, v_row,
     CAUSAL: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     BM: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, STAGES: tl.constexpr,
-    DTYPE: tl.constexpr, STEP: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """Attend `length` tiles of BM queries of one head, one after another; `chunks` programs share a head's tiles.
 
     All keys are loaded in two parts, B1 + B2 >= keys (WHOLE: equal). WIDTH >= D is the number of columns of a product.
-    out_scale_ptr: (pictures, queries, heads), of an fp8 output; DTYPE is rounded to fp8, STEP and LEAST as in `to_fp8`.
     """
     if target_info.cuda_capability_geq(9, 0):
         cuda.gdc_wait()
@@ -102,10 +99,4 @@ def few_keys_attention_kernel(
             total += tl.sum(p2, 1)
             acc = tl.dot(p2.to(v.dtype), v2, acc, input_precision="ieee")
         offsets, inside = _offsets(out_head, row, D, BM, WIDTH)
-        y = acc * (1 / total)[:, None]
-        if out_scale_ptr is not None:
-            y = rounded(y, DTYPE)
-            scale_of, factor = scale_and_factor(tl.max(magnitudes(y), 1), STEP, LEAST)
-            y *= factor[:, None]
-            tl.store(out_scale_ptr + (n.to(tl.int64) * queries + rows) * heads + head, scale_of, mask=rows < queries)
-        tl.store(out_head.ptr + offsets, y.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_head.ptr + offsets, (acc * (1 / total)[:, None]).to(out_ptr.dtype.element_ty), mask=inside)

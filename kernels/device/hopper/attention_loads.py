@@ -17,7 +17,6 @@ class Shape(NamedTuple):
     EVEN: Any  # whether the last block of keys is full
     IN_TURN: Any  # whether the warpgroups issue their products in turn
     CAUSAL: Any
-    NARROWED: Any  # how an fp8 output is made
 
 
 class Parts(NamedTuple):
@@ -50,13 +49,11 @@ class Work(NamedTuple):
     heads: Any
     full_tiles: Any  # with WGS warpgroups
     small_tiles: Any  # with one warpgroup less
-    queries: Any
     keys: Any
     last: Any  # index of the last block of keys
     scale: Any
     bias_ptr: Any  # (pictures, keys), or None
     lengths_ptr: Any  # (pictures,): how many keys a picture attends to; None for all
-    out_scale_ptr: Any  # (pictures, queries, heads), of an fp8 output; else None
 
 
 class Tile(NamedTuple):

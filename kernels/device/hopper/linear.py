@@ -16,8 +16,6 @@ warpgroup adds, the other multiplies. So both may multiply at any time, even if 
 case each has its own ring of buffers and its own producer warp, and only their starts are staggered, so that they
 finish tiles alternately.
 
-If shares of a token have scales of their own, a step is two products, each scaled before it is added.
-
 Every sum over input channels has the same order in every tile, so tiles do not change a bit. Values that a warp
 computes from the kernel arguments stay in its uniform registers, which TMA and wgmma use for addresses; values computed
 before warp specialisation do not.
@@ -45,7 +43,6 @@ from fastdiff.kernels.device.hopper.linear_loads import (
     share,
     turns,
 )
-from fastdiff.kernels.device.hopper.shares import Narrowed, narrow
 from fastdiff.kernels.device.math import activate
 
 SIZES = ("tokens", "channels", "down", "across")  # run-time arguments not worth a kernel variant
@@ -139,49 +136,6 @@ def _sum_fp8(shared, turn, count, WG: gl.constexpr, ROWS: gl.constexpr, tile: gl
 
 
 @gluon.jit
-def _add_shares(acc, x, w, scales, count, share, rows, sizes, tile: gl.constexpr):
-    """Add the product of a step's shares to a sum, each times the scales of its tokens, from row `rows` on."""
-    i = rows + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
-    SHARE: gl.constexpr = tile.SHARE
-    for each in gl.static_range(tile.BK // tile.SHARE):
-        inside = (i < sizes.tokens) & (share + each < count)
-        scale = gl.load(scales + i * count + share + each, mask=inside, other=0.0)
-        product = _multiply(x.slice(each * SHARE, SHARE, 1), w.slice(each * SHARE, SHARE, 1), tile)
-        acc += product * gl.expand_dims(scale, 1)
-        acc = warpgroup_mma_wait(0, deps=[acc])  # add before the next product starts: there are no registers for two
-    return acc
-
-
-@gluon.jit
-def _sum_shares(scales, shared, sizes, turn, count, row, WG: gl.constexpr, ROWS: gl.constexpr, tile: gl.constexpr):
-    """Compute the sums of `_sum_fp8` for tokens whose shares have scales. row: the first of the warpgroup's tokens."""
-    OWN: gl.constexpr = tile.RINGS == 2
-    C2: gl.constexpr = tile.B1 if OWN else tile.B2 if tile.B2 > 0 else 16
-    RING: gl.constexpr = WG * tile.STAGES if OWN else 0
-    EACH: gl.constexpr = tile.BK // tile.SHARE
-    acc = gl.zeros([ROWS, tile.B1], gl.float32, _layout(tile.B1, tile.BK))
-    acc2 = gl.zeros([ROWS, C2], gl.float32, _layout(C2, tile.BK))
-    if OWN and WG == 1:
-        mbarrier.wait(shared.turn.index(1), 0)
-    first, of_token = turn // tile.RINGS * count, sizes.channels // tile.SHARE
-    for at in range(first, first + count):
-        stage = RING + at % tile.STAGES
-        mbarrier.wait(shared.loaded.index(stage), at // tile.STAGES & 1)
-        share = (at - first) * EACH
-        x, w = shared.x.index(stage), shared.w.index(stage)
-        x = reinterpret(x, x.dtype, [2, ROWS, tile.BK], x.layout)
-        acc = _add_shares(acc, x.index(0 if OWN else WG), w, scales, of_token, share, row, sizes, tile)
-        if OWN:
-            acc2 = _add_shares(acc2, x.index(1), w, scales, of_token, share, row + ROWS, sizes, tile)
-        elif tile.B2 > 0:
-            acc2 = _add_shares(acc2, x.index(WG), shared.w2.index(stage), scales, of_token, share, row, sizes, tile)
-        mbarrier.arrive(shared.read.index(stage), count=1)
-    if OWN and WG == 0:
-        mbarrier.arrive(shared.turn.index(1), count=1, pred=turn == 0)
-    return acc, acc2
-
-
-@gluon.jit
 def _load_row(ptr, column, out_channels, COLUMNS: gl.constexpr, tile: gl.constexpr):
     """Load a row (1, COLUMNS) from `column` on. DUAL: half of it is for the first product, half for the second."""
     EACH: gl.constexpr = COLUMNS // 2 if tile.DUAL else COLUMNS
@@ -204,8 +158,8 @@ def _load_bias(bias_ptr, column, out_channels, tile: gl.constexpr):
 
 @gluon.jit
 def _scale(acc, out, row, column, sizes, tile: gl.constexpr):
-    """Multiply sums by the scales of their channels and, if tokens are fp8, of their tokens, but not of shares."""
-    if out.x_scale is not None and not tile.SHARES:
+    """Multiply sums by the scales of their channels and, if tokens are fp8, of their tokens."""
+    if out.x_scale is not None:
         i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
         acc *= gl.expand_dims(gl.load(out.x_scale + i, mask=i < sizes.tokens, other=0.0), 1)
     return acc * _load_row(out.scale, column, sizes.out_channels, acc.shape[1], tile)
@@ -231,25 +185,22 @@ def _halves(acc):
 @gluon.jit
 def _store_parts(
     out, y, y_s, acc, row, column, sizes,
-    ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, narrowed: gl.constexpr, tile: gl.constexpr,
+    ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, DUAL: gl.constexpr,
 ):  # fmt: skip
     """Run the epilogue after the bias and store through `y_s`, as many columns at a time as it holds."""
-    if acc.shape[1] > y.block_shape[1] and not tile.DUAL:
+    if acc.shape[1] > y.block_shape[1] and not DUAL:
         COLUMNS: gl.constexpr = acc.shape[1] // 2
         left, right = _halves(acc)
-        _store_parts(out, y, y_s, left, row, column, sizes, ACTIVATION, ACTIVATION2, narrowed, tile)
+        _store_parts(out, y, y_s, left, row, column, sizes, ACTIVATION, ACTIVATION2, DUAL)
         store_wait(0)
-        _store_parts(out, y, y_s, right, row, column + COLUMNS, sizes, ACTIVATION, ACTIVATION2, narrowed, tile)
+        _store_parts(out, y, y_s, right, row, column + COLUMNS, sizes, ACTIVATION, ACTIVATION2, DUAL)
     else:
-        if tile.DUAL:
+        if DUAL:
             acc, factor = _halves(acc)
             acc = activate(acc, ACTIVATION) * activate(factor, ACTIVATION2)
         else:
             acc = activate(acc, ACTIVATION)
         acc = _add_residual(acc, out.residual, row, column, sizes)
-        if out.y_scale is not None:
-            share, shares = column // tile.SHARE, sizes.out_channels // tile.SHARE
-            acc = narrow(acc, out.y_scale, row, sizes.tokens, share, shares, narrowed)
         y_s.store(acc.to(y.dtype))
         fence_async_shared()
         async_store(y, [row, column], y_s)  # TMA drops what is outside
@@ -258,7 +209,7 @@ def _store_parts(
 @gluon.jit
 def _finish(
     out, y, y_s, acc, bias, row, column, sizes,
-    ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, narrowed: gl.constexpr, tile: gl.constexpr,
+    ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, tile: gl.constexpr,
 ):  # fmt: skip
     """Run the epilogue of one part of a warpgroup's tile."""
     if out.scale is not None:
@@ -267,14 +218,13 @@ def _finish(
         if out.x_scale is not None:
             bias = _load_row(out.bias, column, sizes.out_channels, acc.shape[1], tile)
         acc += bias.to(gl.float32)
-    _store_parts(out, y, y_s, acc, row, column, sizes, ACTIVATION, ACTIVATION2, narrowed, tile)
+    _store_parts(out, y, y_s, acc, row, column, sizes, ACTIVATION, ACTIVATION2, tile.DUAL)
 
 
 @gluon.jit
 def _consume(
-    out, shared, sizes, WG: gl.constexpr,
-    ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, narrowed: gl.constexpr, tile: gl.constexpr,
-):  # fmt: skip
+    out, shared, sizes, WG: gl.constexpr, ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, tile: gl.constexpr
+):
     """Consumer warpgroup: every second tile of the program, or half of each tile."""
     ROWS: gl.constexpr = out.y.block_shape[0]
     FIRST: gl.constexpr = WG if tile.TURNS else 0
@@ -286,10 +236,7 @@ def _consume(
         row = place.row if tile.TURNS else place.row + WG * ROWS
         column = place.column
         if FP8:
-            if tile.SHARES:
-                acc, acc2 = _sum_shares(out.x_scale, shared, sizes, turn, count, row, WG, ROWS, tile)
-            else:
-                acc, acc2 = _sum_fp8(shared, turn, count, WG, ROWS, tile)
+            acc, acc2 = _sum_fp8(shared, turn, count, WG, ROWS, tile)
             bias, bias2 = 0, 0  # loaded when needed: the sums use all registers
         elif tile.TURNS:  # load the bias late: its latency is hidden, and the sums use all registers
             acc, acc2 = _sum(shared, turn, count, WG, ROWS, tile)
@@ -299,36 +246,33 @@ def _consume(
             acc, acc2 = _sum(shared, turn, count, WG, ROWS, tile)
         store_wait(0)  # the previous tile has left the buffers
         y_s, y2_s = shared.y.index(WG), shared.y2.index(WG)
-        _finish(out, out.y, y_s, acc, bias, row, column, sizes, ACTIVATION, ACTIVATION2, narrowed, tile)
+        _finish(out, out.y, y_s, acc, bias, row, column, sizes, ACTIVATION, ACTIVATION2, tile)
         if tile.RINGS == 2:
             store_wait(0)
-            _finish(out, out.y, y_s, acc2, bias2, row + ROWS, column, sizes, ACTIVATION, ACTIVATION2, narrowed, tile)
+            _finish(out, out.y, y_s, acc2, bias2, row + ROWS, column, sizes, ACTIVATION, ACTIVATION2, tile)
         elif tile.B2 > 0:
             column2 = column2_of(column, tile)
-            _finish(out, out.y2, y2_s, acc2, bias2, row, column2, sizes, ACTIVATION, ACTIVATION2, narrowed, tile)
+            _finish(out, out.y2, y2_s, acc2, bias2, row, column2, sizes, ACTIVATION, ACTIVATION2, tile)
     store_wait(0)
 
 
 @gluon.jit(do_not_specialize=SIZES)
 def hopper_linear_kernel(
-    y, y2, x, w, w2, y_scale, x_scale, scale, bias, residual, tokens, channels, out_channels, down, across,
+    y, y2, x, w, w2, x_scale, scale, bias, residual, tokens, channels, out_channels, down, across,
     ACTIVATION: gl.constexpr, ACTIVATION2: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, DUAL: gl.constexpr, GROUP_M: gl.constexpr, SHARES: gl.constexpr,
-    SHARE: gl.constexpr, DTYPE: gl.constexpr, STEP: gl.constexpr, LEAST: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, DUAL: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     """y (tokens, out_channels) from x (tokens, channels) and w (out_channels, channels); DUAL: w has twice the rows.
 
     These are descriptors; y2 and w2 are unused if B2 is 0. ACTIVATION2 is for the second product of DUAL.
-    x_scale, scale: scales of fp8 tokens, and of the rows of an 8-bit weight. SHARES: x_scale has the scales of each
-    SHARE channels. y_scale: the same for an fp8 y, which is rounded to DTYPE first; STEP and LEAST as in `to_fp8`.
+    x_scale, scale: scales of fp8 tokens, and of the rows of an 8-bit weight.
     down, across: tiles of y. A program computes one tile in every round; in fp8 it has at least two if warpgroups
     compute their own tiles.
     """
     RINGS: gl.constexpr = 2 if TURNS and x_scale is not None else 1
     EARLY: gl.constexpr = scale is None or x_scale is not None
-    tile: gl.constexpr = TileShape(B1, B2, BK, STAGES, TURNS, DUAL, RINGS, GROUP_M, SHARES, SHARE)
-    narrowed: gl.constexpr = Narrowed(DTYPE, SHARE, STEP, LEAST)
-    inputs, out = Operands(x, w, w2), Outputs(y, y2, x_scale, scale, bias, residual, y_scale)
+    tile: gl.constexpr = TileShape(B1, B2, BK, STAGES, TURNS, DUAL, RINGS, GROUP_M)
+    inputs, out = Operands(x, w, w2), Outputs(y, y2, x_scale, scale, bias, residual)
     sizes = Sizes(tokens, channels, out_channels, down, across)
     shared = share(x.dtype, inputs, out, tile)
     FIRST: gl.constexpr = 0
@@ -337,14 +281,14 @@ def hopper_linear_kernel(
     # partitions but the first, which has the launch's four warps and the remaining registers
     if RINGS == 2:
         gl.warp_specialize([
-            (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, narrowed, tile)),
-            (_consume, (out, shared, sizes, SECOND, ACTIVATION, ACTIVATION2, narrowed, tile)),
+            (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, tile)),
+            (_consume, (out, shared, sizes, SECOND, ACTIVATION, ACTIVATION2, tile)),
             (produce, (inputs, shared, sizes, FIRST, EARLY, tile)),
             (produce, (inputs, shared, sizes, SECOND, EARLY, tile)),
         ], [4, 1, 1], [240, 24, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, narrowed, tile)),
-            (_consume, (out, shared, sizes, SECOND, ACTIVATION, ACTIVATION2, narrowed, tile)),
+            (_consume, (out, shared, sizes, FIRST, ACTIVATION, ACTIVATION2, tile)),
+            (_consume, (out, shared, sizes, SECOND, ACTIVATION, ACTIVATION2, tile)),
             (produce, (inputs, shared, sizes, FIRST, EARLY, tile)),
         ], [4, 1], [240, 24])  # fmt: skip

@@ -39,11 +39,10 @@ class Outputs(NamedTuple):
 
     y: Any
     y2: Any
-    x_scale: Any  # the scale of each fp8 token, or of each share of its channels
+    x_scale: Any  # the scale of each fp8 token
     scale: Any  # the scale of each output channel of an 8-bit weight
     bias: Any
     residual: Any
-    y_scale: Any  # the scales of the shares of an fp8 output
 
 
 class Sizes(NamedTuple):
@@ -74,8 +73,6 @@ class TileShape(NamedTuple):
     DUAL: Any
     RINGS: Any  # rings of STAGES buffers: 2 if each warpgroup has its own
     GROUP_M: Any  # rows of tiles that share weights in the L2
-    SHARES: Any  # whether fp8 tokens have a scale for each SHARE channels
-    SHARE: Any
 
 
 @gluon.jit

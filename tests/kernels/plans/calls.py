@@ -12,7 +12,7 @@ from fastdiff.kernels.conv2d import Norm, Shortcut, conv2d
 from fastdiff.kernels.from_int8 import as_loaded
 from fastdiff.kernels.geglu import geglu
 from fastdiff.kernels.group_norm import group_norm
-from fastdiff.kernels.host.weights import FP8, INT8, Quantised, Scaled, Weight
+from fastdiff.kernels.host.weights import FP8, INT8, Quantised, Weight
 from fastdiff.kernels.layer_norm import layer_norm
 from fastdiff.kernels.linear import linear
 from fastdiff.kernels.rotary import rotary
@@ -124,12 +124,6 @@ def products() -> Calls:
             "linear gelu": lambda x=x, w=weight, b=bias: linear(x, w, b, activation="gelu_tanh"),
             "geglu": lambda x=x, w=weight, b=bias: geglu(x, w, b),
         }
-        if format == FP8 and out % 128 == 0 and c % 64 == 0:
-            shares = Scaled(meta(n, tokens, c, dtype=FP8), meta(n, tokens, c // 64, dtype=FULL), dtype)
-            cases |= {
-                "linear of shares": lambda x=shares, w=weight, r=rows: linear(x, w, residual=r),
-                "geglu in fp8": lambda x=x, w=weight, b=bias: geglu(x, w, b, in_fp8=True),
-            }
         if tokens in (77, 256, 1000):
             gate, scale = meta(n, out, dtype=dtype), meta(c, dtype=dtype)
             strided = meta(n, tokens, c + 4, dtype=dtype)[..., :c]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.kernels.quantised import stand_ins
+from fastdiff.kernels.plans.cpu import ACTIVATIONS
 
 LANGUAGE = "fastdiff.kernels.device.hopper.language"
 PATIENCE = 60.0  # seconds that a partition waits for another before the test fails
@@ -157,9 +157,6 @@ class Memory:
     def permute(self, order: tuple[int, ...]) -> "Memory":
         return Memory(self.array.transpose(order), self.dtype)
 
-    def slice(self, start: int, length: int, dim: int) -> "Memory":
-        return Memory(self.array[(slice(None),) * dim + (slice(start, start + length),)], self.dtype)
-
     def reshape(self, shape: list[int]) -> "Memory":
         return reinterpret(self, self.dtype, shape, None)
 
@@ -260,7 +257,7 @@ def warpgroup_mma_wait(pending: int, deps: list[Values]) -> Any:
 
 def reinterpret(memory: Memory, dtype: Any, shape: list[int], layout: Any) -> Memory:
     flat = memory.array.reshape(-1)
-    step = -(-dtype.itemsize // memory.dtype.itemsize)  # elements of the memory's dtype per element of `dtype`
+    step = dtype.itemsize // memory.dtype.itemsize  # elements of the memory's dtype per element of `dtype`
     assert math.prod(shape) * step <= flat.size and np.shares_memory(flat, memory.array)
     return Memory(flat[: math.prod(shape) * step : step].reshape(shape), dtype)
 
@@ -315,6 +312,12 @@ def _either(function: Callable) -> Callable:
     return take
 
 
+def activate(x: Values, activation: str) -> Values:
+    """Stand in for `device.math.activate`, which is Triton code."""
+    function = ACTIVATIONS[None if activation == "none" else activation]
+    return _values(function(torch.from_numpy(np.asarray(x))).numpy())
+
+
 def _gl() -> SimpleNamespace:
     return SimpleNamespace(
         constexpr=Any, int64="int64", float32=np.float32,
@@ -355,22 +358,17 @@ def _language() -> ModuleType:
 
 @contextmanager
 def _in_place_of_triton(names: tuple[str, ...]):
-    from fastdiff.kernels.device import language, math, to_fp8
+    from fastdiff.kernels.device import language, math
 
     kept = {name: sys.modules.pop(name, None) for name in (LANGUAGE, *names)}
-    tritons = [(math, "activate"), *((to_fp8, name) for name in ("rounded", "magnitudes", "scale_and_factor"))]
-    cuda, log2_e, code = language.cuda, math.LOG2_E, [getattr(*each) for each in tritons]
+    cuda, tritons = language.cuda, (math.activate, math.LOG2_E)
     sys.modules[LANGUAGE] = _language()
-    math.LOG2_E = math.LOG2_E.value
-    for module, name in tritons:
-        setattr(module, name, getattr(stand_ins, name))
+    math.activate, math.LOG2_E = activate, math.LOG2_E.value
     language.cuda = SimpleNamespace(gdc_wait=_nothing, gdc_launch_dependents=_nothing)
     try:
         yield
     finally:
-        language.cuda, math.LOG2_E = cuda, log2_e
-        for (module, name), each in zip(tritons, code, strict=True):
-            setattr(module, name, each)
+        language.cuda, (math.activate, math.LOG2_E) = cuda, tritons
         for name, module in kept.items():
             sys.modules.pop(name, None)
             if module is not None:
@@ -379,7 +377,7 @@ def _in_place_of_triton(names: tuple[str, ...]):
 
 def emulated(kernel: str, *modules: str) -> Any:
     """Return a `launch` that runs a kernel on the CPU. The kernel is in the last of these device-code modules."""
-    names = tuple(f"fastdiff.kernels.device.hopper.{module}" for module in ("shares", *modules))
+    names = tuple(f"fastdiff.kernels.device.hopper.{module}" for module in modules)
     with _in_place_of_triton(names):
         function = [getattr(importlib.import_module(name), kernel, None) for name in names][-1]
 
