@@ -209,11 +209,12 @@ class Queue:
                     if job.has_ended:
                         break
         except Exception as error:
-            job.error = error
             if not isinstance(error, self._expected):
                 logging.getLogger(__name__).exception("a run failed")
+            job.error = error.with_traceback(None)  # which would keep what it drew with in memory
         finally:
             with self._lock:
                 self._end(job, State.DONE if job.error is None else State.FAILED)
+                job.stops.clear()  # they keep the run in memory
                 del self._running[job]
                 self._begin()

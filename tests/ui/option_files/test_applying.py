@@ -135,10 +135,10 @@ def test_a_file_that_changed_is_read_again(picture, folders, models_dir, tmp_pat
     mine.mkdir()
     shutil.copy(folders[0] / "style.safetensors", mine / "a.safetensors")
     shared = Shared(Models(models_dir, device="cpu", files=OptionFiles(mine)))
-    first = picture(shared, lora=["a.safetensors"]).read_bytes()
+    first = Image.open(picture(shared, lora=["a.safetensors"])).tobytes()
     shutil.copy(folders[0] / "deep" / "detail.safetensors", mine / "b")
     (mine / "b").replace(mine / "a.safetensors")
-    assert picture(shared, lora=["a.safetensors"]).read_bytes() != first
+    assert Image.open(picture(shared, lora=["a.safetensors"])).tobytes() != first
 
 
 def test_a_bad_file_is_named_and_the_model_draws_the_same_bits_afterwards(picture, folders):

@@ -108,6 +108,8 @@ def test_a_picture_brings_its_loras_back_by_name_hash_or_last_part(equipped):
     assert found["lora"][2:] == ["deep/detail.safetensors:1"]
     assert lines[0].startswith("style.safetensors is not the file that drew p.png: its hash is ")
     assert lines[-1] == "not restored: the LoRA gone.safetensors, which is not here by name or hash"
+    found, _ = files.here({"lora": ["x/style.safetensors:1"], "lora_hashes": [digits]}, "p.png", card)
+    assert found["lora"] == ["deep/detail.safetensors:1"], "the hash counts before the last part of the name"
     _, lines = files.here({"embedding": ["a/dog.safetensors:<dog>", "a/cat.safetensors:<cat>"]}, "p.png", card)
     assert lines == ["not restored: the embedding cat.safetensors (<cat>), which is not here"]
 

@@ -121,6 +121,7 @@ def test_a_run_that_fails_harms_no_other(add, shared, gates, monkeypatch, tmp_pa
     wait_for(lambda: not shared.queue.is_drawing)
     assert [job.state for job in jobs] == [State.DONE, State.FAILED, State.FAILED]
     assert isinstance(jobs[1].error, OSError) and isinstance(jobs[2].error, AssertionError)
+    assert not any(job.stops or (job.error and job.error.__traceback__) for job in jobs), "they keep no run in memory"
     assert picture(jobs[0]) == the_commands(tmp_path, 1, 9)
 
 
