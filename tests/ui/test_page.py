@@ -3,6 +3,8 @@
 import re
 import time
 
+from tests.support.waiting import wait_for
+
 
 def test_a_waiting_run_is_cancelled_within_a_tenth_of_a_second_while_a_step_goes_on(visit, slow_steps):
     slow_steps.seconds = 100
@@ -26,3 +28,18 @@ def test_a_waiting_run_is_cancelled_within_a_tenth_of_a_second_while_a_step_goes
     assert min(seconds) < 0.1, "the fastest of five, because another process may slow the others"
     assert press(running) == "" and not slow_steps
     slow_steps.turns.release(100)
+
+
+def test_two_users_draw_at_once_and_each_sees_the_own_progress(visit, slow_steps):
+    slow_steps.seconds = 100
+    pages = [visit(), visit()]
+    for page in pages:
+        start = page.event("generate", "click")
+        page.call(start, page.inputs(start, Steps=3))
+    for page in pages:
+        seen = page.look()
+        assert seen.count("<li") == 2 * 1 and "Waiting" not in seen, "one run, in the lists of both tabs"
+    slow_steps.turns.release(100)
+    for page in pages:
+        wait_for(lambda page=page: "Drew 1 picture" in page.look())
+    assert len(slow_steps) == 2 * 3

@@ -1,6 +1,7 @@
 """IP-Adapters on the page: those on offer, the command's bytes, and settings that come back."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,14 @@ def test_a_run_finds_its_model_once(picture, style, monkeypatch):
     monkeypatch.setattr(Models, "_load", lambda *args: found.append(args) or load(*args))
     picture(ip_adapter=PLAIN, ip_adapter_image=style)
     assert len(found) == 1
+
+
+def test_users_with_other_ip_adapters_draw_at_once(picture, style):
+    asked = [{"ip_adapter": name, "ip_adapter_image": style, "steps": 3} for name in (PLAIN, PLUS)]
+    alone = [picture(**each).path.read_bytes() for each in asked]
+    with ThreadPoolExecutor(4) as users:
+        at_once = list(users.map(lambda each: picture(**each).path.read_bytes(), asked * 2))
+    assert at_once == alone * 2 and alone[0] != alone[1]
 
 
 def test_beside_a_controlnet_and_a_start_picture_it_is_the_commands(picture, command, style, apple):
