@@ -147,8 +147,8 @@ def test_the_denoise_step_is_the_one_of_a_pipeline(harness, load, monkeypatch, s
         step.reference = operation.reference
         return step
 
-    loop, bench = importlib.import_module("fastdiff.diffusion.loop"), load("bench_denoise")
-    monkeypatch.setattr(loop, "denoise_step", spy(loop.denoise_step))
+    steps, bench = importlib.import_module("fastdiff.diffusion.step"), load("bench_denoise")
+    monkeypatch.setattr(steps, "denoise_step", spy(steps.denoise_step))
     monkeypatch.setattr(bench, "denoise_step", spy(bench.denoise_step))
     pipe = fastdiff.Pipeline.from_pretrained("emoji64", device="cpu", dtype=torch.bfloat16)
     pipe.scheduler = fastdiff.DDIMScheduler()
