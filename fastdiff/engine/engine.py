@@ -36,7 +36,7 @@ Output = PipelineOutput | TrajectoryOutput
 Count = Annotated[int, Interval(ge=1)]
 Sizes = Annotated[tuple[tuple[Pixels, Pixels], ...], Len(1, 64)]
 OnStep = Callable[[Step], object]
-Result = TypeVar("Result")
+AnyResult = TypeVar("AnyResult")
 
 
 class Engine:
@@ -90,11 +90,11 @@ class Engine:
     def call(
         self,
         pipe: Pipeline,
-        function: Callable[[], Result],
+        function: Callable[[], AnyResult],
         *,
         weights: Weights | None = None,
         each_step: bool = True,
-    ) -> "Future[Result]":
+    ) -> "Future[AnyResult]":
         """Queue a function that draws with a pipeline in any way, and return the future of its result.
 
         The function runs in a thread of the engine, with the context variables of the caller. The steps of its
@@ -124,7 +124,7 @@ class Engine:
             raise InputError(f"function: {shown(function)} is not callable; give a function without arguments")
         weights, model = checked_weights(weights), pipe.denoiser
 
-        def with_weights() -> Result:
+        def with_weights() -> AnyResult:
             self._applied.apply(model, weights)
             return function()
 
