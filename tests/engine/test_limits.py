@@ -86,3 +86,10 @@ def test_an_engine_that_measures(pipe):
         assert_same(engine.submit(pipe, **options).result(), expected)
     with pytest.raises(InputError, match="max_batch"):
         drawing(max_batch="all").__enter__()
+
+
+def test_a_limit_never_grows():
+    limits = Limits(16)
+    for pictures in (4, 9):
+        limits.failed("key", pictures)
+    assert limits.most("key", CPU) == 2
