@@ -118,3 +118,17 @@ def test_rows_that_go_on_together_are_not_joined_again(pipe, monkeypatch):
     options = [{"prompt": prompt, "seed": i, "num_inference_steps": 3} for i, prompt in enumerate(PROMPTS[:2])]
     drawn_as_one_batch(pipe, options, monkeypatch)
     assert of_steps[-2:] == [(2, 0), (2, 0)] and of_steps[-3][1] > 3
+
+
+def test_rows_that_a_callback_changes_are_joined_again(pipe, monkeypatch):
+    def halved(pipe, step, timestep, tensors):
+        return {"latents": tensors["latents"] / 2}
+
+    options = [
+        {"prompt": prompt, "seed": i, "num_inference_steps": 3, "callback_on_step_end": halved}
+        for i, prompt in enumerate(PROMPTS[:2])
+    ]
+    steps, together, alone = drawn_as_one_batch(pipe, options, monkeypatch)
+    assert max(steps.sizes) == 2
+    for ours, expected in zip(together, alone, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
