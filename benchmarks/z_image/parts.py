@@ -81,7 +81,7 @@ TEMPLATE = (  # the beginning and the end of Qwen3's, with thinking on
 
 
 def random_weights(kind: type[Model], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return weights by diffusers' names. Those of norms are near 1, and products keep the size of their inputs."""
+    """Return weights by diffusers' names. Norms have weights near 1. Products keep the size of their inputs."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     with on_meta():
         shapes = diffusers_shapes(kind.from_config(config))

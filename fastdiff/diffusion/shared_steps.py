@@ -149,7 +149,7 @@ def outside_turn() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class AskedStep:
-    """A step that a run wants to take, and those that follow: the arguments of its `step_alone`."""
+    """A step that a run wants to take, and the steps up to `stop` after it: the arguments of its `step_alone`."""
 
     loop: StepTaker
     x_t: Tensor  # (N, H, W, C) float32

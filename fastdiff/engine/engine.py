@@ -106,10 +106,10 @@ class Engine:
             function: called once.
             weights: the LoRAs and embeddings that the model needs. The engine puts them into the model before the
                 function begins, if the last request of the model had others, and the error of `Weights.apply` is the
-                future's. Requests with different weights of a model never run at the same time: those that run end, the
-                weights change, and the oldest request that waits decides which come next. Without `weights`, a request
-                takes the model as it is, and never runs beside a request with weights. So if one request of a model has
-                weights, give weights to each.
+                future's. Requests with different weights of a model never run at the same time: the engine waits until
+                the running requests end, and the oldest waiting request decides which weights come next. Without
+                `weights`, a request takes the model as it is, and never runs beside a request with weights. So if one
+                request of a model has weights, give weights to each.
             each_step: whether the function looks at each step of its pipelines. If not, they yield no step that the
                 next one follows directly, and the engine need not wake the function between steps.
 

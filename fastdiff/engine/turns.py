@@ -16,8 +16,8 @@ class Waiting(NamedTuple):
 def next_turn(waiting: Sequence[Waiting], most: Callable[[Hashable], int]) -> list[int]:
     """Return the indices of the requests that take the next step.
 
-    Of each key, the requests that began first may go, up to `most(key)` pictures. Of these groups, the one goes whose
-    first member has waited longest. So keys take turns, a request waits for the older requests of its key, and a batch
+    For each key, the oldest requests form a group of up to `most(key)` pictures. The engine chooses the group with the
+    request that has waited longest. So keys take turns, a request waits for the older requests of its key, and a batch
     stays together until one of its requests ends.
     """
     groups = dict[Hashable, list[int]]()
@@ -28,7 +28,7 @@ def next_turn(waiting: Sequence[Waiting], most: Callable[[Hashable], int]) -> li
 
 
 def _fitting(waiting: Sequence[Waiting], group: Sequence[int], most: int) -> list[int]:
-    """Return the first of a group, and of the others those that fit."""
+    """Return the first request of a group, and each later one that still fits."""
     count, chosen = 0, list[int]()
     for i in group:
         if not chosen or count + waiting[i].pictures <= most:

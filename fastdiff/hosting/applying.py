@@ -59,7 +59,7 @@ class Applier:
         self._embeddings[pipe.denoiser] = wanted
 
     def _use_loras(self, pipe: Adapting, options: Sequence[FileOption]) -> None:
-        """Make these the active LoRAs, by their names in prompts. Those that are loaded are not read again."""
+        """Make these the active LoRAs, by their names in prompts. Loaded files are not read again."""
         names, states = lora_names(options), [_state(option) for option in options]
         known = self._loras.setdefault(pipe.denoiser, {})
         try:

@@ -115,7 +115,7 @@ class Progress:
     step: "Step"
     seconds: float  # since the first step began
     finished: Sequence[Finished]  # pictures finished by this step
-    waited: float = 0.0  # of these seconds, those in which the run waited for runs that it shares steps with
+    waited: float = 0.0  # how many of these seconds the run waited for other runs
 
     @property
     def ended(self) -> bool:

@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastdiff.checkpoints.model_hash import state_of
 from fastdiff.engine import Engine, Weights
+from fastdiff.hosting.applying import weights_key
 from fastdiff.hosting.budget import Budget
 from fastdiff.pipelines import Pipeline
 from fastdiff.requests.defaults import BATCH_ON_CPU
-from fastdiff.requests.file_option import FileOption
 from fastdiff.requests.request import Request
 from fastdiff.runs import drawing
 from fastdiff.runs.drawing import Finished, Progress, Records, Run
@@ -92,20 +91,22 @@ class Drawer:
         pipe = models.pipeline(run.card, run.request.scheduler, run.request.precision)
         _wait_for_hashes(run)
         records = Records(run, pipe)
-        weights = Weights(_state_of(run), partial(models.apply, pipe, run.request))
         looks = bool(job.order.partial) or self.budget.minutes is not None
         draw = partial(self._draw, job, pipe, records)
-        job.follow(self.engine.call(pipe, draw, weights=weights, each_step=looks))
+        job.follow(self.engine.call(pipe, draw, weights=self._weights(pipe, run.request), each_step=looks))
 
     def warm_up(self, sizes: Sequence[tuple[int, int]]) -> None:
         """Draw two steps of each model at its own size, and capture the CUDA graphs of others (width, height)."""
         for card in self.offers.cards:
             pipe = self.offers.models.pipeline(card, None, self.offers.precision)
-            weights = Weights((), partial(self.offers.models.apply, pipe, Request(model=card.name)))
+            weights = self._weights(pipe, Request(model=card.name))
             self.engine.call(pipe, partial(pipe, prompt="", num_inference_steps=2), weights=weights).result()
             if sizes:  # a CPU has no graphs, and draws each picture alone
                 most = BATCH_ON_CPU if self.offers.on_cpu else None
                 self.engine.warm(pipe, [(height, width) for width, height in sizes], max_batch=most)
+
+    def _weights(self, pipe: Pipeline, request: Request) -> Weights:
+        return Weights(weights_key(request), partial(self.offers.models.apply, pipe, request))
 
     def close(self) -> None:
         """Wait for the encoders."""
@@ -155,8 +156,3 @@ def _wait_for_hashes(run: Run) -> None:
     for digits in drawing.begin_hashes(run).values():
         for each in digits if isinstance(digits, list) else [digits]:
             each.result()
-
-
-def _state_of(run: Run) -> tuple[object, ...]:
-    """Return what identifies the LoRAs of a run: their names and weights, and the states of their files."""
-    return tuple((text, state_of(Path(FileOption.parse(text).path))) for text in run.request.lora)
