@@ -92,7 +92,7 @@ def denoise(
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield the index of a step, x_{t-1} and x0, each (N, H, W, C) float32, after every step.
 
-    If nobody looks at the steps (`Share.each_step`) and nothing happens between them, only the last is yielded.
+    If nobody looks at the steps (`Share.each_step`), only the last of consecutive alike steps is yielded.
 
     Args:
         x_t: The starting noise, (N, H, W, C) float32 on the model's device, scaled by the schedule's init_noise_sigma.
@@ -137,8 +137,8 @@ def denoise(
             model = denoiser if controlled is None else controlled.denoiser
             loops[alike] = Loop(model, schedule, given, seeds, inputs, controlled)
         stop = i + 1
-        if unwatched and all(_kind_of_step(each, count, conditions, control) == alike for each in range(i, count)):
-            stop = count
+        while unwatched and stop < count and _kind_of_step(stop, count, conditions, control) == alike:
+            stop += 1
         z = noise() if schedule.draws_noise[i] and not isinstance(noise, Tensor) else None
         take = functools.partial(loops[alike].take_steps, x_t, i, stop, z, earlier=kept)
         x_t, x0, *earlier = _join(portions.map(take, len(x_t)))

@@ -42,7 +42,7 @@ def test_a_guidance_interval_ends_where_it_ends(pipe, wakes):
     expected = pipe(**options)
     with drawing() as engine:
         assert_same(engine.submit(pipe, **options).result(), expected)
-    assert 3 < len(wakes) < 8  # three guided steps, then the rest at once, then the VAE
+    assert 3 < len(wakes) < 8  # the guided steps at once, then the rest at once, then the VAE
 
 
 @pytest.mark.parametrize("scheduler", ["ddim", "dpm++2m", "euler-a"])
