@@ -39,8 +39,8 @@ class Schema:
     SHOWN_AS: ClassVar[Mapping[str, str]] = {}  # user-facing names of fields
 
     def __post_init__(self) -> None:
-        for name, kind in _kinds(type(self)).items():  # type: ignore[arg-type]  # a class is hashable
-            value = checked(self.SHOWN_AS.get(name, name), getattr(self, name), kind)
+        for name, kind, adapter in _adapters(type(self)):  # type: ignore[arg-type]  # a class is hashable
+            value = _checked(self.SHOWN_AS.get(name, name), getattr(self, name), kind, adapter)
             object.__setattr__(self, name, value)
         self.check()
 
@@ -97,8 +97,12 @@ def checked(name: str, value: Any, kind: Any) -> Any:
 
     Lists become tuples, and numpy and torch numbers become Python numbers.
     """
+    return _checked(name, value, kind, _adapter(kind))
+
+
+def _checked(name: str, value: Any, kind: Any, adapter: TypeAdapter[Any]) -> Any:
     try:
-        return _adapter(kind).validate_python(_plain(value))
+        return adapter.validate_python(_plain(value))
     except ValidationError:
         raise InputError(f"{name}: {shown(value)} is not {wanted(kind)}") from None
 
@@ -155,6 +159,12 @@ def _kinds(cls: type) -> dict[str, Any]:
     """Return the kind of each field."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)}
+
+
+@functools.cache
+def _adapters(cls: type) -> tuple[tuple[str, Any, TypeAdapter[Any]], ...]:
+    """Return the name, the kind and the adapter of each field: the hash of a kind takes longer than its check."""
+    return tuple((name, kind, _adapter(kind)) for name, kind in _kinds(cls).items())
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Models: the models of a catalogue, loaded once for all requests."""
 
 import contextlib
+import copy
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
@@ -65,12 +66,15 @@ class Models:
         self._most = most
         self._loaded: OrderedDict[tuple[object, Precision], Pipeline] = OrderedDict()
         self._nets: OrderedDict[object, ControlNetModel] = OrderedDict()
+        self._schedulers: dict[
+            tuple[object, str | None], tuple[ModelCard, Scheduler]
+        ] = {}  # of the last card of a model
         self._in_use: Counter[tuple[object, Precision]] = Counter()
         self._lock = threading.Lock()
 
     def pipeline(self, card: ModelCard, scheduler: str | None, precision: Precision = PRECISION) -> Pipeline:
         """Return a pipeline with its own `scheduler` around the model that all requests share."""
-        return _without_images(self._load(card, precision), scheduler_of(card, scheduler))
+        return _without_images(self._load(card, precision), self._scheduler(card, scheduler))
 
     @contextmanager
     def using(self, run: Run) -> Iterator[Pipeline]:
@@ -90,7 +94,7 @@ class Models:
         Raises as `Pipeline.from_card`, `Prompter.apply` and `ControlNetModel.from_pretrained`.
         """
         request, shared = run.request, self._load(run.card, run.request.precision)
-        scheduler = scheduler_of(run.card, request.scheduler)
+        scheduler = self._scheduler(run.card, request.scheduler)
         try:
             if request.ip_adapter:
                 pipe = self._prompter.apply(shared, request).with_scheduler(scheduler)
@@ -131,6 +135,14 @@ class Models:
                 )
             self._loaded.move_to_end(key)
             return self._loaded[key]
+
+    def _scheduler(self, card: ModelCard, name: str | None) -> Scheduler:
+        """Return a scheduler for a request. The files of one card are read once."""
+        known, made = self._schedulers.get((card.source, name), (None, None))
+        if known is not card or made is None:
+            made = scheduler_of(card, name)
+            self._schedulers[card.source, name] = card, made
+        return copy.copy(made)
 
     def _controlled(self, pipe: Pipeline, run: Run) -> Pipeline:
         """Return the pipeline with the ControlNet of a run, if it has one. The last ones stay in memory."""

@@ -3,10 +3,10 @@
 Every check that does not need torch runs before torch is imported.
 """
 
-import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -150,6 +150,11 @@ class Records:
     def __init__(self, run: Run, pipe: "Streams") -> None:
         self._shared = _shared_record(pipe, run.request)
         self._hashes = begin_hashes(run)
+
+    def wait(self) -> None:
+        """Wait for the hashes. Raises OSError for a file that cannot be read any more."""
+        for digits in self._hashes.values():
+            _results_of(digits)
 
     def of(self, cell: Cell, image: "Image") -> dict[str, Any]:
         """Return the settings of a finished picture. With a prompt, this waits for the hashes."""
@@ -311,22 +316,28 @@ def _opened(pictures: Sequence[InputPicture]) -> "Image | list[Image]":
 
 def _shared_record(pipe: "Streams", request: Request) -> dict[str, Any]:
     """Return the settings that all pictures of a run share, as JSON values."""
-    from importlib import metadata  # slow to import
-
-    import torch
-
     from fastdiff.execution.devices import device_name, dtype_name
     from fastdiff.kernels.plans import confirmation
 
-    versions = {"fastdiff": fastdiff.__version__, "torch": str(torch.__version__)}
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        versions["triton"] = metadata.version("triton")
     verdict = confirmation.in_force(pipe.device)
-    if verdict is not None:
-        versions["fast kernels"] = verdict.digest
+    versions = _versions() | ({} if verdict is None else {"fast kernels": verdict.digest})
     return request.as_record() | {
         "scheduler": pipe.scheduler_name,
         "dtype": dtype_name(pipe.dtype),
         "device": device_name(pipe.device),
         "versions": versions,
     }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Return the versions of fastdiff, torch and Triton, if it is installed."""
+    from importlib import metadata  # slow to import
+
+    import torch
+
+    versions = {"fastdiff": fastdiff.__version__, "torch": str(torch.__version__)}
+    try:
+        return versions | {"triton": metadata.version("triton")}
+    except metadata.PackageNotFoundError:
+        return versions

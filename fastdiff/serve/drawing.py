@@ -16,7 +16,7 @@ from fastdiff.pipelines import Pipeline
 from fastdiff.requests.defaults import BATCH_ON_CPU
 from fastdiff.requests.request import Request
 from fastdiff.runs import drawing
-from fastdiff.runs.drawing import Finished, Progress, Records, Run
+from fastdiff.runs.drawing import Finished, Progress, Records
 from fastdiff.serve.metrics import Metrics
 from fastdiff.serve.offers import Offers
 from fastdiff.serve.orders.encoding import Encoded, encode, encode_preview
@@ -89,8 +89,8 @@ class Drawer:
         self.budget.check(run)
         models.catalogue.option_files.check(run.request)
         pipe = models.pipeline(run.card, run.request.scheduler, run.request.precision)
-        _wait_for_hashes(run)
         records = Records(run, pipe)
+        records.wait()  # here, so that no step of other requests waits
         looks = bool(job.order.partial) or self.budget.minutes is not None
         draw = partial(self._draw, job, pipe, records)
         job.follow(self.engine.call(pipe, draw, weights=self._weights(pipe, run.request), each_step=looks))
@@ -149,10 +149,3 @@ def partial_steps(count: int, steps: int) -> list[int]:
 
 def _partial(order: Order, place: int, number: int, image: "Image") -> Made:
     return Made(place, number, encode_preview(image, order.size, order.form), order.run.cells[place].seed, {})
-
-
-def _wait_for_hashes(run: Run) -> None:
-    """Wait for the hashes that the PNGs hold, so that no step of other requests waits for them."""
-    for digits in drawing.begin_hashes(run).values():
-        for each in digits if isinstance(digits, list) else [digits]:
-            each.result()

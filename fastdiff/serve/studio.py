@@ -46,6 +46,8 @@ class Studio:
 
     async def until_loaded(self) -> None:
         """Wait for the models. Raises the error of loading."""
+        if self.loaded.done():
+            return self.loaded.result()
         await asyncio.shield(asyncio.wrap_future(self.loaded))
 
     @property

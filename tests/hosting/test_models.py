@@ -33,6 +33,20 @@ def test_a_scheduler_is_made_of_the_folders_and_not_of_the_models_default(card_f
     assert asked.config == Pipeline.from_card(ModelCard.read("m", folder), Load.of(scheduler="euler")).scheduler.config
 
 
+def test_the_scheduler_of_a_card_is_read_once_and_each_request_has_a_copy(monkeypatch):
+    read, cards = ModelCard.read_scheduler, []
+    monkeypatch.setattr(ModelCard, "read_scheduler", lambda card: cards.append(card) or read(card))
+    models, one = Models(device="cpu"), ModelCard.read("emoji64", EMOJI64)
+    models.pipeline(one, None)
+    cards.clear()
+    first, second = (models.pipeline(one, "ddpm").scheduler for _ in range(2))
+    first.set_timesteps(3)
+    assert second.num_inference_steps is None and second.config == first.config and len(cards) == 1
+    other = ModelCard.read("emoji64", EMOJI64)  # its files may have changed since
+    models.pipeline(other, "ddpm")
+    assert cards[1] is other
+
+
 @pytest.mark.parametrize("name", ["emoji64", "./text/sd1"])
 def test_a_model_is_warm_before_the_first_click(models, monkeypatch, name):
     drawn = []

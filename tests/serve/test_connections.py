@@ -47,6 +47,14 @@ def test_a_connection_that_is_half_closed_leaves_nothing(served):
     assert served.generate().status_code == 200
 
 
+def test_an_answer_waits_for_no_acknowledgement(served):
+    """Its headers and its body are two packets: without TCP_NODELAY the second waits up to 40 ms."""
+    assert served.http.get("/health").status_code == 200
+    connections = [*served.server._uvicorn.server_state.connections]
+    sockets = [connection.transport.get_extra_info("socket") for connection in connections]
+    assert sockets and all(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in sockets)
+
+
 def test_a_client_that_does_not_read_is_given_up(sd1, one_thread):
     with served_by(sd1, send_seconds=0.05) as served, raw(served) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
