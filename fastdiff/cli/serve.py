@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         ids = ", ".join(studio.offers.ids)
         print(f"fastdiff serves {ids} at {server.address}/v1 (Ctrl-C to stop)", flush=True)
         studio.lost.add_done_callback(lambda lost: stop.put(lost.result()))
-        studio.loaded.add_done_callback(lambda loaded: _say_loaded(loaded.exception(), stop))
+        studio.loaded.add_done_callback(lambda loaded: _say_loaded(loaded, stop))
         studio.load(args.warm or ())
         reason = stop.get()
         if reason == signal.SIGTERM:
@@ -79,15 +80,13 @@ def _studio(args: argparse.Namespace) -> "Studio":
         )
     from fastdiff.hosting.catalogue.offered import OptionFiles
     from fastdiff.hosting.models import Models
-    from fastdiff.runs.notices import find_device_notices
-    from fastdiff.serve.offers import Offers
+    from fastdiff.serve.drawing.engine_drawer import EngineDrawer
+    from fastdiff.serve.drawing.offers import Offers
     from fastdiff.serve.orders.limits import Limits
     from fastdiff.serve.studio import Studio
 
     names = args.model or [defaults.MODEL]
     models = Models(device=args.device, files=OptionFiles(args.lora_dir), most=len(names))
-    for line in find_device_notices(models.device):
-        say(line)
     limits = Limits(
         batch=args.max_batch,
         requests=args.max_requests,
@@ -98,14 +97,17 @@ def _studio(args: argparse.Namespace) -> "Studio":
         seconds=args.timeout,
         minutes=args.max_minutes,
     )
-    return Studio(Offers(names, models, args.precision), limits, keys)
+    offers = Offers(names, models, args.precision)
+    return Studio(offers, limits, keys, EngineDrawer(offers, limits))
 
 
-def _say_loaded(error: BaseException | None, stop: Stop) -> None:
-    if error is None:
-        say("ready")
-    else:
+def _say_loaded(loaded: "Future[list[str]]", stop: Stop) -> None:
+    error = loaded.exception()
+    if error is not None:
         stop.put(error)
+        return
+    for line in (*loaded.result(), "ready"):
+        say(line)
 
 
 def _drain(server: "Server", seconds: float, stop: Stop) -> None:

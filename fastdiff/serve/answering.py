@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fastdiff.serve.drawing import Job, Made
+from fastdiff.serve.orders.jobs import Job, Made
 from fastdiff.serve.orders.translation import Order
 from fastdiff.serve.studio import Studio
 from fastdiff.serve.wire.answers import Completed, Images, PartialImage, Picture, as_error, as_event
@@ -40,16 +40,15 @@ async def answer(request: Request, studio: Studio, order: Order, stream: bool, s
 
 async def _pictures(studio: Studio, order: Order):
     """Yield the pictures of an order. An end of any kind ends its drawing."""
-    job = Job(order)
+    job = Job(order, studio.metrics.begun)
     studio.metrics.arrived(job)
     try:
         await studio.until_loaded()
         await to_thread.run_sync(studio.drawer.begin, job)
         async for made in job.pictures():
+            if made.partial is None:
+                studio.metrics.finished(order.run.card.name)
             yield made
-    except Exception as error:
-        studio.notice(error)
-        raise
     finally:
         job.cancel()
         studio.metrics.ended(job)

@@ -82,7 +82,7 @@ async def ready(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """Return the metrics in Prometheus' text format."""
-    data, media = _studio(request).metrics.text()
+    data, media = await to_thread.run_sync(_studio(request).metrics.text)
     return Response(data, media_type=media)
 
 

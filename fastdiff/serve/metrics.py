@@ -1,7 +1,5 @@
 """The metrics of a server, for Prometheus. Each server has a registry of its own."""
 
-import resource
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,8 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, H
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fastdiff.engine import Engine
-from fastdiff.runs.drawing import Progress
+from fastdiff.serve.orders.jobs import Drawer
 from fastdiff.serve.wire.errors import ApiError
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
@@ -21,9 +18,9 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 3
 class Metrics(Collector):
     """Counts what a server does. Any thread may call the methods."""
 
-    def __init__(self, engine: Engine) -> None:
-        """engine: whose steps are told too."""
-        self._engine = engine
+    def __init__(self, drawer: Drawer) -> None:
+        """drawer: whose steps are told too."""
+        self._drawer = drawer
         self.registry = CollectorRegistry()
         options: dict[str, Any] = {"registry": self.registry}
         self._pictures = Counter("fastdiff_pictures", "Finished pictures.", ["model"], **options)
@@ -48,9 +45,9 @@ class Metrics(Collector):
             if arrived is not None:
                 self._drawn[request] = arrived
 
-    def finished(self, progress: Progress) -> None:
-        """Count the pictures that a step finished."""
-        self._pictures.labels(progress.run.card.name).inc(len(progress.finished))
+    def finished(self, model: str) -> None:
+        """Count a finished picture of a model."""
+        self._pictures.labels(model).inc()
 
     def ended(self, request: object) -> None:
         """Forget a request that has ended in any way."""
@@ -66,7 +63,7 @@ class Metrics(Collector):
         self._errors.labels(str(error.status), error.code or error.kind).inc()
 
     def text(self) -> tuple[bytes, str]:
-        """Return all metrics, and their media type."""
+        """Return all metrics, and their media type. It may wait for the drawer."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def collect(self) -> Iterator[Metric]:
@@ -77,32 +74,18 @@ class Metrics(Collector):
         yield GaugeMetricFamily("fastdiff_queue_length", "Requests that wait.", value=len(waiting))
         yield GaugeMetricFamily("fastdiff_queue_age_seconds", "Age of the oldest request that waits.", value=age)
         yield GaugeMetricFamily("fastdiff_running", "Requests that are drawn.", value=drawn)
-        stats = self._engine.stats()
+        counts = self._drawer.counts()
         for name, words, count in (
-            ("steps", "Steps that were taken, each by one request or several.", stats.steps),
-            ("step_pictures", "Pictures in these steps.", stats.pictures),
-            ("step_rows", "Rows of these steps: the pictures, and rows that fill a CUDA graph.", stats.rows),
-            ("step_seconds", "Time of these steps on the device.", stats.step_seconds),
-            ("decodes", "Batches of latents that were decoded.", stats.decodes),
+            ("steps", "Steps that were taken, each by one request or several.", counts.steps),
+            ("step_pictures", "Pictures in these steps.", counts.pictures),
+            ("step_rows", "Rows of these steps: the pictures, and rows that fill a CUDA graph.", counts.rows),
+            ("step_seconds", "Time of these steps on the device.", counts.step_seconds),
+            ("decodes", "Batches of latents that were decoded.", counts.decodes),
+            ("worker_restarts", "Worker processes that died and got a successor.", counts.restarts),
         ):
             yield CounterMetricFamily(f"fastdiff_{name}", words, value=count)
-        memory = GaugeMetricFamily("fastdiff_memory_bytes", "Memory of the process and of its GPU.", labels=["kind"])
-        for kind, value in _memory():
+        yield GaugeMetricFamily("fastdiff_workers", "Worker processes that live.", value=counts.workers)
+        memory = GaugeMetricFamily("fastdiff_memory_bytes", "Memory of the processes and their GPUs.", labels=["kind"])
+        for kind, value in counts.memory.items():
             memory.add_metric([kind], value)
         yield memory
-
-
-def _memory() -> Iterator[tuple[str, int]]:
-    """Yield the kinds of memory and their bytes."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    yield "process_peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            yield "process", int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:  # not on Linux
-        pass
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        yield "gpu", torch.cuda.memory_allocated()
-        yield "gpu_reserved", torch.cuda.memory_reserved()
-        yield "gpu_peak", torch.cuda.max_memory_allocated()

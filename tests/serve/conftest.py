@@ -15,8 +15,9 @@ from PIL import Image
 
 from fastdiff.hosting.catalogue.offered import OptionFiles
 from fastdiff.hosting.models import Models
+from fastdiff.serve.drawing.engine_drawer import EngineDrawer
+from fastdiff.serve.drawing.offers import Offers
 from fastdiff.serve.keys import Keys
-from fastdiff.serve.offers import Offers
 from fastdiff.serve.orders.limits import Limits
 from fastdiff.serve.server import Server, serving
 from fastdiff.serve.studio import Studio
@@ -52,7 +53,8 @@ def served_by(
 ) -> Iterator[Served]:
     """Serve models while the block runs."""
     hosted = Models(device="cpu", files=OptionFiles(lora_dir), most=len(models))
-    studio = Studio(Offers([*map(str, models)], hosted, "full"), Limits(**limits), keys or Keys())
+    offers, own = Offers([*map(str, models)], hosted, "full"), Limits(**limits)
+    studio = Studio(offers, own, keys or Keys(), EngineDrawer(offers, own))
     with serving(studio) as server, httpx.Client(base_url=server.address, timeout=PATIENCE) as http:
         studio.load(warm)
         yield Served(server, http)

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fastdiff import cli
-from fastdiff.serve.drawing import partial_steps
+from fastdiff.serve.drawing.engine_drawer import partial_steps
 from tests.adapters.formats import in_diffusers, random_loras, save
 from tests.serve.conftest import error_of, pictures_of, served_by
 from tests.support.text_pipelines import text_pipeline

@@ -71,5 +71,5 @@ def test_a_closed_stream_ends_its_run(client, served):
     counts = []
     for _ in range(2):
         assert served.generate().status_code == 200
-        counts.append(served.studio.engine.stats().steps)
+        counts.append(served.studio.drawer.counts().steps)
     assert counts[1] - counts[0] == 3, "only the last request takes steps"

@@ -23,6 +23,7 @@ SUB_ROOMS = (
     "kernels.device",
     "models.blocks",
     "hosting.catalogue",
+    "serve.drawing",
     "serve.orders",
     "serve.wire",
     "ui.history",
@@ -35,7 +36,7 @@ SUB_ROOMS = (
 FLOORS = (
     ("app", "__main__"),
     ("cli",),
-    ("ui", "serve"),
+    ("ui", "serve", "serve.drawing"),
     ("bulk", "engine", "hosting", "serve.orders", "verification", "doctor", "tuning", "warming"),
     ("runs", "pipelines", "acceleration"),
     ("models",),

@@ -19,10 +19,15 @@ MOST_TOGETHER = COMMAND.batch_size or 1  # pictures of a request
 
 
 class Offered(Protocol):
-    """The models on offer, as far as a translation needs them: `fastdiff.serve.offers.Offers`."""
+    """The models on offer, as far as HTTP needs them: `fastdiff.serve.drawing.offers.Offers`."""
 
     precision: Precision
     on_cpu: bool
+    created: int  # when, in seconds since 1970
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the models, the default one first."""
 
     @property
     def catalogue(self) -> Catalogue:

@@ -18,8 +18,9 @@ from fastdiff.errors import InputError
 from fastdiff.hosting.models import Models
 from fastdiff.requests.defaults import MODEL
 from fastdiff.serve.app import build_app
+from fastdiff.serve.drawing.engine_drawer import EngineDrawer
+from fastdiff.serve.drawing.offers import Offers
 from fastdiff.serve.keys import Keys
-from fastdiff.serve.offers import Offers
 from fastdiff.serve.orders.limits import Limits
 from fastdiff.serve.studio import Studio
 from fastdiff.serve.wire.fields import Edit
@@ -75,7 +76,8 @@ def requests() -> st.SearchStrategy[tuple[Any, ...]]:
 
 @functools.cache
 def _served() -> tuple[Studio, FastAPI]:
-    studio = Studio(Offers([MODEL], Models(device="cpu"), "full"), LIMITS, Keys())
+    offers = Offers([MODEL], Models(device="cpu"), "full")
+    studio = Studio(offers, LIMITS, Keys(), EngineDrawer(offers, LIMITS))
     studio.load()
     studio.loaded.result()
     return studio, build_app(studio)
