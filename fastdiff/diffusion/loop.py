@@ -252,10 +252,6 @@ class Loop:
             self.conditions.of_pictures, 1.0 if guidance is None else guidance.scale, dtype=torch.float32
         )
 
-    @functools.cached_property
-    def _of_parts(self) -> dict[tuple[int, int], tuple[Fixed, ...]]:
-        return {}
-
     def _entries(self, part: slice) -> Entries:
         key = part.start, part.stop
         if key not in self._entries_of_parts:

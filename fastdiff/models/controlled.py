@@ -33,6 +33,11 @@ class ControlledUNet:
         self.conditioning_width = sum(self._widths)
 
     @property
+    def embeds_prompt(self) -> bool:
+        """See DenoiserLike."""
+        return any(model.embeds_prompt for model in self._models)
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.unet.dtype
 
@@ -49,7 +54,7 @@ class ControlledUNet:
         return torch.cat(
             [
                 self.unet.embed(timesteps, class_labels, prompt),
-                *(net.embed(timesteps, None, _own(prompt)) for net in self.nets),
+                *(net.embed(timesteps, None, prompt and _own(prompt)) for net in self.nets),
             ],
             dim=1,
         )

@@ -43,6 +43,11 @@ class Denoiser(Model):
         # Returns the conditioning of a call if earlier calls have computed it; see `fastdiff.acceleration.recall`
         self.recall: Recall | None = None
 
+    @property
+    def embeds_prompt(self) -> bool:
+        """Whether `embed` reads the prompt."""
+        return False
+
     def _stack_projections(self, name: str, temb_channels: int, *, raw: bool = False) -> nn.Linear | None:
         """Stack the time projections of all blocks in one layer. Each block reads some of its outputs.
 

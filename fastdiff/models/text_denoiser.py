@@ -67,6 +67,10 @@ class TextDenoiser(Denoiser):
         self._lay_out()
 
     @property
+    def embeds_prompt(self) -> bool:
+        return self.add_embedding is not None or self.encoder_config.time_cond_proj_dim is not None
+
+    @property
     def encoder_config(self) -> UNet2DConditionConfig:
         """The config of a U-Net with this encoder."""
         raise NotImplementedError
@@ -122,8 +126,9 @@ class TextDenoiser(Denoiser):
         return Conditioning(temb, timesteps, (self.project_text(*self._texts(prompt)), *self._rest(prompt)))
 
     def project(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        project = self.graphed("project", self.project_text) if self.device.type == "cuda" else self.project_text
         each = zip(*self._texts(prompt), strict=True)
-        keys_and_values = torch.cat([self.project_text(*(part[None] for part in parts)) for parts in each])
+        keys_and_values = torch.cat([project(*(part[None] for part in parts)) for parts in each])
         return keys_and_values, *self._rest(prompt)
 
     def usual_conditioning(self, timesteps: Tensor, class_labels: Tensor | None = None) -> Conditioning:
@@ -176,14 +181,14 @@ class TextDenoiser(Denoiser):
     @torch.no_grad()
     def embed(self, timesteps: Tensor, class_labels: Tensor | None, prompt: Prompt | None) -> Tensor:
         """Return what residual blocks read of time, class and added conditions: (M, conditioning_width)."""
-        assert prompt is not None  # guaranteed by the callers
         self._check_labels(len(timesteps), class_labels)
-        emb = self.time_embedding(self.time_proj(timesteps).to(self.dtype), *prompt.timestep_cond)
+        emb = self.time_embedding(self.time_proj(timesteps).to(self.dtype), *(prompt.timestep_cond if prompt else ()))
         if class_labels is not None:
             embedded = self._embed_labels(class_labels)
             concat = self.encoder_config.class_embeddings_concat
             emb = torch.cat([emb, embedded.expand_as(emb)], dim=1) if concat else emb + embedded
         if self.add_embedding is not None:
+            assert prompt is not None  # guaranteed by the callers
             emb = emb + self.add_embedding(*self._added(prompt))
         if self.encoder_config.time_embedding_act_fn is not None:
             emb = ACTIVATIONS[text_unet.activation(self.encoder_config.time_embedding_act_fn) or ""](emb)

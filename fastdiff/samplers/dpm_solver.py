@@ -90,6 +90,8 @@ def learns_variance(variance_type: str | None) -> bool:
 
 def lambda_clipped(alpha_bar: Tensor, lambda_min: float) -> int:
     """Return the number of training timesteps, at the noisy end, whose log(alpha / sigma) is below `lambda_min`."""
+    if lambda_min == -math.inf:  # the default
+        return 0
     log_snr = torch.log(torch.sqrt(alpha_bar)) - torch.log(torch.sqrt(1 - alpha_bar))
     return int(torch.searchsorted(log_snr.flip(0), lambda_min))
 

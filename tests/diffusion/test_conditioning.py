@@ -6,7 +6,7 @@ import torch
 from fastdiff import DiTTransformer2DModel
 from fastdiff.diffusion import conditioning
 from fastdiff.diffusion.conditions import Conditions
-from fastdiff.models.blocks.conditioning import Conditioning
+from fastdiff.models.blocks.conditioning import Conditioning, Prompt
 
 TINY = {
     "sample_size": 8,
@@ -59,3 +59,32 @@ def test_pictures_choose_their_conditions():
     chosen = entries.of(torch.tensor([2, 0, 0, 1]))
     assert chosen.temb.tolist() == [[4, 5], [0, 1], [0, 1], [2, 3]]
     assert chosen.timesteps.tolist() == [3, 1, 1, 2]
+
+
+class Embedding:
+    """A model that embeds the timestep, and perhaps the prompt too."""
+
+    conditioning_width, dtype, device = 2, torch.float32, torch.device("cpu")
+
+    def __init__(self, embeds_prompt):
+        self.embeds_prompt, self.calls = embeds_prompt, 0
+
+    def embed(self, timesteps, labels, prompt):
+        self.calls += 1
+        told = prompt.text[:, 0] if self.embeds_prompt else torch.zeros(len(timesteps), 2)
+        return timesteps[:, None] + told
+
+    def project(self, prompt):
+        return (prompt.text,)
+
+
+@pytest.mark.parametrize(("embeds_prompt", "calls"), [(False, 1), (True, 3)])
+def test_conditions_share_a_row_if_the_time_alone_is_embedded(embeds_prompt, calls):
+    text = torch.tensor([[[0.1, 0.2]], [[0.3, 0.4]], [[0.5, 0.6]]])
+    conditions = Conditions(None, torch.arange(3), prompt=Prompt(text))
+    denoiser = Embedding(embeds_prompt)
+    table = conditioning.ConditioningTable(denoiser, torch.tensor([7, 3]), conditions)
+    expected = 3 + (text[:, 0] if embeds_prompt else torch.zeros(3, 2))
+    assert torch.equal(table.at(1).temb, expected)
+    assert torch.equal(table.of(1, conditioning.Entries(torch.tensor([2, 0])))[0][:, 0], expected[[2, 0]])
+    assert denoiser.calls == calls

@@ -83,7 +83,7 @@ def test_steps_with_the_same_controlnets_are_shared(options, pipe, monkeypatch):
 class Embedding:
     """A model whose conditioning says which timestep and label it is of."""
 
-    conditioning_width, dtype, device = 4, torch.float32, torch.device("cpu")
+    conditioning_width, dtype, device, embeds_prompt = 4, torch.float32, torch.device("cpu"), False
 
     def embed(self, timesteps, labels, prompt):
         return 10.0 * timesteps[:, None] + labels[:, None] + torch.arange(4) / 8

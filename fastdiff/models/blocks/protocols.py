@@ -43,6 +43,11 @@ class DenoiserLike(Protocol):
     conditioning_width: int  # of `Conditioning.temb`
 
     @property
+    def embeds_prompt(self) -> bool:
+        """Whether `embed` reads the prompt."""
+        ...
+
+    @property
     def dtype(self) -> torch.dtype: ...
 
     @property
@@ -54,7 +59,7 @@ class DenoiserLike(Protocol):
         ...
 
     def embed(self, timesteps: Tensor, class_labels: Tensor | None, prompt: Prompt | None) -> Tensor:
-        """Return `Conditioning.temb` (M, conditioning_width) for timesteps (M,)."""
+        """Return `Conditioning.temb` (M, conditioning_width) for timesteps (M,). See `embeds_prompt`."""
         ...
 
     def project(self, prompt: Prompt) -> tuple[Tensor, ...]:
