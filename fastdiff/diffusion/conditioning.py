@@ -1,6 +1,7 @@
 """The model's conditioning for every step and condition of a run, computed before the steps that need it."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -87,8 +88,8 @@ def make_table(denoiser: DenoiserLike, timesteps: Tensor, conditions: Conditions
     groups = in_groups(timesteps[first : steps.stop])
     shape = _rows(denoiser, conditions), len(steps), denoiser.conditioning_width
     table = torch.empty(shape, dtype=denoiser.dtype, device=denoiser.device)
-    embed = partial(_embedded, denoiser)
-    if denoiser.device.type == "cuda":  # a graph takes a tenth of the host's time
+    embed: Callable[..., Tensor] = partial(_embedded, denoiser)
+    if denoiser.device.type == "cuda":
         embed = denoiser.graphed("embed", embed)
     told = conditions if denoiser.embeds_prompt else replace(conditions, prompt=None)
     for i, row in enumerate(table):

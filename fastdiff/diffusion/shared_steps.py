@@ -21,6 +21,7 @@ from fastdiff.execution.replaying.trees import Fixed, map_tensors
 ROWS = 1024  # a graph's table has a multiple of it, so that runs of any usual number of steps share a graph
 AHEAD = 8  # steps whose moments are joined at a time
 REMEMBERED = 4  # batches; the least recent goes
+GoesOn = Callable[[], bool]
 
 
 class Constants(NamedTuple):
@@ -102,11 +103,16 @@ class Asked(Protocol):
     def changed(self) -> bool:
         """Whether the model has other weights now."""
 
-    def alone(self) -> Any:
-        """Do the work."""
+    def alone(self) -> "Taken":
+        """Do the work, or its first step."""
 
-    def then(self, result: Any) -> "Asked | None":
-        """Return the work that follows, if the run asked for more at once."""
+
+class Taken(NamedTuple):
+    """Work that was done."""
+
+    result: Any
+    more: Asked | None = None  # what follows, if the run asked for more at once
+    steps: int = 1
 
 
 class Share(Protocol):
@@ -130,7 +136,7 @@ waited: ContextVar[float] = ContextVar("waited", default=0.0)  # seconds that a 
 def done(asked: Asked) -> Any:
     """Return the result of the work: done here, or by the `Share` of the context."""
     share = sharing.get()
-    return asked.alone() if share is None else share.ask(asked)
+    return asked.alone().result if share is None else share.ask(asked)
 
 
 @contextmanager
@@ -180,17 +186,18 @@ class AskedStep:
         """See `Loop.key`."""
         return (*self.loop.key(self.x_t, self.earlier), self.weights)
 
-    def alone(self) -> tuple[Tensor, ...]:
-        """Take the step; return x_{t-1} and x0, and the next step's `earlier` if there is one."""
-        return self.loop.step_alone(*self.arguments)
+    def alone(self) -> Taken:
+        """Take the step. Its result is x_{t-1} and x0, and the next step's `earlier` if there is one."""
+        return self.after(1, self.loop.step_alone(*self.arguments))
 
-    def then(self, result: tuple[Tensor, ...]) -> "AskedStep | None":
-        """Return the next step, if there is one."""
-        if self.i + 1 == self.stop:
-            return None
+    def after(self, steps: int, result: tuple[Tensor, ...]) -> Taken:
+        """Return the result of the last of some steps, and the steps that follow."""
+        if self.i + steps == self.stop:
+            return Taken(result, None, steps)
         x_t, _, *kept = result
         earlier = None if self.earlier is None else _replaced(self.earlier, self.part, kept[0])
-        return replace(self, x_t=_replaced(self.x_t, self.part, x_t), i=self.i + 1, earlier=earlier)
+        x_t = _replaced(self.x_t, self.part, x_t)
+        return Taken(result, replace(self, x_t=x_t, i=self.i + steps, earlier=earlier), steps)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -232,21 +239,18 @@ class AskedDecode:
         state = getattr(self.vae, "weights_state", None)
         return "decode", id(self.vae), self.latents.shape[1:], self.latents.dtype, state
 
-    def alone(self) -> Tensor:
+    def alone(self) -> Taken:
         """Decode the latents."""
-        return self.decode(self.latents)
-
-    def then(self, result: Tensor) -> None:
-        """Return None: nothing follows."""
+        return Taken(self.decode(self.latents))
 
 
-def decode_together(asked: Sequence[AskedDecode]) -> list[Tensor]:
+def decode_together(asked: Sequence[AskedDecode]) -> list[Taken]:
     """Decode latents in batches of 16, 8, 4, 2 and 1 pictures, so that few graphs are captured."""
     whole, sizes = torch.cat([each.latents for each in asked]), list[int]()
     while sum(sizes) < len(whole):
         sizes.append(min(16, 1 << ((len(whole) - sum(sizes)).bit_length() - 1)))
     decoded = torch.cat([asked[0].decode(part) for part in whole.split(sizes)])
-    return list(decoded.split([each.pictures for each in asked]))
+    return [Taken(part) for part in decoded.split([each.pictures for each in asked])]
 
 
 class _Batch:
@@ -256,29 +260,38 @@ class _Batch:
         """size: the rows of its graphs."""
         self._size, self._halves = size, asked[0].loop.halves
         self._fixed = self._joined(asked)
-        self._asked = asked  # the first steps of `_moments`; keeps the loops alive, so that no other loop has their ids
+        self._asked = asked  # keeps the loops alive, so that no other loop has their ids
         self._moments: Moments | None = None
+        self._begins = [0] * len(asked)  # the first step of `_moments` of each run
         self._rows: tuple[Tensor, ...] = ()  # the last results: all rows, and the rows of each run
         self._parts: list[tuple[Tensor, ...]] = []
 
-    def take(self, asked: Sequence[AskedStep]) -> list[tuple[Tensor, ...]]:
-        """Return the result of each step."""
-        goes_on = self._ended_at(asked)
-        step, temb, timesteps = self._moment(asked)
-        x_t = self._rows[0] if goes_on else self._join([each.x_t[each.part] for each in asked])
+    def take(self, asked: Sequence[AskedStep], goes_on: GoesOn) -> list[Taken]:
+        """Take a step of each run, and the steps after it while `goes_on` and all runs want more."""
+        most, steps = min(each.stop - each.i for each in asked), 1
+        follows, self._parts = self._ended_at(asked), []
+        self._take(asked, 0, follows=follows)
+        while steps < most and goes_on():
+            self._take(asked, steps, follows=True)
+            steps += 1
+        counts = [each.pictures for each in asked]
+        self._parts = list(zip(*(rows[: sum(counts)].split(counts) for rows in self._rows), strict=True))
+        return [each.after(steps, part) for each, part in zip(asked, self._parts, strict=True)]
+
+    def _take(self, asked: Sequence[AskedStep], ahead: int, *, follows: bool) -> None:
+        """Take the steps that are `ahead` of these. follows: whether they begin with the rows of the last ones."""
+        step, temb, timesteps = self._moment(asked, ahead)
+        x_t = self._rows[0] if follows else self._join([each.x_t[each.part] for each in asked])
         earlier: Tensor | Fixed = self._fixed.zeros
         if asked[0].earlier is not None:
             kept = [cast(Tensor, each.earlier)[each.part] for each in asked]
-            earlier = self._rows[2] if goes_on else self._join(kept)
+            earlier = self._rows[2] if follows else self._join(kept)
         noise: Tensor | Fixed = self._fixed.seeds
         if asked[0].loop.draws_outside:
             noise = self._join([each.loop.drawn(each.x_t, each.noise, each.part) for each in asked])
         wanted = (0, 1) if asked[0].earlier is None else (0, 1, 2)
         run = asked[0].loop.graph()
         self._rows = run(x_t, step, (temb, timesteps), earlier, self._fixed.constants, noise, wanted=wanted)
-        counts = [each.pictures for each in asked]
-        self._parts = list(zip(*(rows[: sum(counts)].split(counts) for rows in self._rows), strict=True))
-        return self._parts
 
     def _ended_at(self, asked: Sequence[AskedStep]) -> bool:
         """Whether these steps begin where the last ones ended, so that their rows need not be joined again."""
@@ -287,19 +300,20 @@ class _Batch:
             for each, (x_t, _, *kept) in zip(asked, self._parts, strict=True)
         )
 
-    def _moment(self, asked: Sequence[AskedStep]) -> tuple[Tensor, Tensor, Tensor]:
+    def _moment(self, asked: Sequence[AskedStep], ahead: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return what the steps read of their time. The moments of several steps are joined at a time."""
-        j = asked[0].i - self._asked[0].i
+        j = asked[0].i + ahead - self._begins[0]
         is_known = self._moments is not None and 0 <= j < len(self._moments.step)
-        if not is_known or any(each.i != first.i + j for each, first in zip(asked, self._asked, strict=True)):
-            self._asked, self._moments, j = asked, self._joined_moments(asked), 0
+        if not is_known or any(each.i + ahead != i + j for each, i in zip(asked, self._begins, strict=True)):
+            self._begins, j = [each.i + ahead for each in asked], 0
+            self._moments = self._joined_moments(asked)
         assert self._moments is not None
         step, temb, timesteps = self._moments
         return step[j], temb[j], timesteps[j]
 
     def _joined_moments(self, asked: Sequence[AskedStep]) -> Moments:
         """Return moments with the steps in front, so that the part of a step is contiguous, as kernels want it."""
-        moments = [each.loop.moments(each.i, each.part, AHEAD) for each in asked]
+        moments = [each.loop.moments(i, each.part, AHEAD) for each, i in zip(asked, self._begins, strict=True)]
         count = min(each.step.shape[1] for each in moments)
         parts = ([each[:, :count] for each in its] for its in zip(*moments, strict=True))
         halves = 1, self._halves, self._halves
@@ -348,19 +362,20 @@ class Company:
     def __init__(self) -> None:
         self._batches: OrderedDict[tuple[Any, ...], _Batch] = OrderedDict()
 
-    def take(self, asked: Sequence[Asked], size: int) -> list[Any]:
-        """Return the result of each piece of work. All have the same key.
+    def take(self, asked: Sequence[Asked], size: int, goes_on: GoesOn) -> list[Taken]:
+        """Do each piece of work. All have the same key.
 
         Args:
             size: the rows of the graph of a step, at least the number of pictures. Further rows repeat the last one.
+            goes_on: whether the next step of all runs may follow at once.
         """
         if asked[0].device.type == "cpu":  # computes each picture on its own anyway
             return [each.alone() for each in asked]
         if isinstance(asked[0], AskedStep):
-            return self.as_graph(cast(Sequence[AskedStep], asked), size)
+            return self.as_graph(cast(Sequence[AskedStep], asked), size, goes_on)
         return decode_together(cast(Sequence[AskedDecode], asked))
 
-    def as_graph(self, asked: Sequence[AskedStep], size: int) -> list[tuple[Tensor, ...]]:
+    def as_graph(self, asked: Sequence[AskedStep], size: int, goes_on: GoesOn) -> list[Taken]:
         """Take the steps together on any device, as one CUDA graph on a GPU."""
         key = (size, *((id(each.loop), each.part.start, each.part.stop) for each in asked))
         if key not in self._batches:
@@ -368,4 +383,4 @@ class Company:
                 self._batches.popitem(last=False)
             self._batches[key] = _Batch(asked, size)
         self._batches.move_to_end(key)
-        return self._batches[key].take(asked)
+        return self._batches[key].take(asked, goes_on)

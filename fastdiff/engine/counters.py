@@ -30,13 +30,15 @@ class Counters:
         self._seconds = 0.0
         self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()  # steps that the GPU may still run
 
-    def count(self, pictures: int, rows: int) -> None:
-        """Count a step."""
-        self.steps, self.pictures, self.rows = self.steps + 1, self.pictures + pictures, self.rows + rows
+    def count(self, pictures: int, rows: int, steps: int) -> None:
+        """Count steps of so many pictures."""
+        self.steps += steps
+        self.pictures += pictures * steps
+        self.rows += rows * steps
 
     @contextmanager
     def timing(self, device: torch.device) -> Iterator[None]:
-        """Add the time of the block's step, without a wait for the GPU."""
+        """Add the time of the block's steps, without a wait for the GPU."""
         if device.type != "cuda":
             start = time.perf_counter()
             yield

@@ -19,7 +19,7 @@ from annotated_types import Len
 
 from fastdiff.arguments import shown
 from fastdiff.diffusion.results import PipelineOutput, Step, TrajectoryOutput
-from fastdiff.diffusion.shared_steps import Asked, AskedDecode, Company, sharing
+from fastdiff.diffusion.shared_steps import Asked, AskedDecode, Company, GoesOn, Taken, sharing
 from fastdiff.engine.counters import Counters, Stats
 from fastdiff.engine.limits import Limits
 from fastdiff.engine.request import Request
@@ -256,46 +256,51 @@ class Engine:
                 request.go_on(InputError("engine: the model's weights changed during the request; draw it again"))
             else:
                 wanted.append(request)
-        began = time.perf_counter()
-        results = self._results([request.work for request in wanted])
+        began, others = time.perf_counter(), len(devices) > 1
+        made = self._made([each.work for each in wanted], lambda: not others and self._is_undisturbed(wanted))
         seconds = time.perf_counter() - began
-        for request, result in zip(wanted, results, strict=True):
+        for request, (result, more, _) in zip(wanted, made, strict=True):
             request.seconds += seconds
-            more = None if isinstance(result, Exception) else request.work.then(result)
             if more is None:
                 request.go_on(result)
             else:
                 request.goes_on_with(more)
 
-    def _results(self, asked: list[Asked]) -> list[Any]:
-        """Return the result of each piece of work, or its error. If work fails together, it is tried in parts."""
+    def _is_undisturbed(self, requests: Sequence[Request]) -> bool:
+        """Whether these requests may take another step at once: nobody has come, returned or cancelled one."""
+        has_room = self._queue and len(self._active) < self._max_requests
+        returned = any(each.returns for each in self._active)
+        return not (has_room or returned or any(each.future.cancelled() for each in requests))
+
+    def _made(self, asked: list[Asked], goes_on: GoesOn) -> list[Taken]:
+        """Do each piece of work; a result may be an error. If work fails together, it is tried in parts."""
         if not asked:
             return []
         count = sum(each.pictures for each in asked)
         try:
-            return self._taken(asked, count)
+            return self._taken(asked, count, goes_on)
         except Exception as error:
             if len(asked) == 1:
-                return [error]
+                return [Taken(error)]
             is_full = is_out_of_memory(error)
         size = len(asked) // 2 if is_full else 1
         if is_full:
             self._limits.failed(asked[0].key, count)
             let_go()
         parts = [asked[i : i + size] for i in range(0, len(asked), size)]
-        return [result for part in parts for result in self._results(part)]
+        return [made for part in parts for made in self._made(part, goes_on)]
 
-    def _taken(self, asked: list[Asked], count: int) -> list[Any]:
+    def _taken(self, asked: list[Asked], count: int, goes_on: GoesOn) -> list[Taken]:
         """Do work together, and count it."""
         key, device = asked[0].key, asked[0].device
         rows = graph_size(count) if count <= self._limits.most(key, device) else count
-        take = partial(self._company.take, asked, rows)
+        take = partial(self._company.take, asked, rows, goes_on)
         if isinstance(asked[0], AskedDecode):
             self._counters.decodes += 1
             return self._limits.measured(key, device, count, take)
         with self._counters.timing(device):
             made = self._limits.measured(key, device, count, take)
-        self._counters.count(count, rows)
+        self._counters.count(count, rows, made[0].steps)
         return made
 
     def _fail(self, error: BaseException) -> None:

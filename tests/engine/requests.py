@@ -3,6 +3,7 @@
 import random
 import threading
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
@@ -63,14 +64,17 @@ class Steps:
         self.decodes: list[int] = []  # requests that decode together
         take = Company.take
 
-        def recorded(company, asked, size):
+        def recorded(company, asked, size, goes_on):
             assert len({each.key for each in asked}) == 1 and size >= sum(each.pictures for each in asked)
             if isinstance(asked[0], AskedDecode):
                 self.decodes.append(len(asked))
-                return take(company, asked, size)
+                return take(company, asked, size, goes_on)
             self.sizes.append(len(asked))
             self.keys.append(asked[0].key)
-            return company.as_graph(asked, size) if as_graph else take(company, asked, size)
+            made = (company.as_graph if as_graph else partial(take, company))(asked, size, goes_on)
+            self.sizes += [len(asked)] * (made[0].steps - 1)
+            self.keys += [asked[0].key] * (made[0].steps - 1)
+            return made
 
         monkeypatch.setattr(Company, "take", recorded)
 

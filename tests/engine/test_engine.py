@@ -129,10 +129,10 @@ def test_a_step_that_fails_is_tried_for_each_request_alone(pipe, monkeypatch):
     options = {"prompt": "a cat", "num_inference_steps": 2}
     expected, usual = pipe(**options, seed=1), Company.take
 
-    def fails(company, asked, size):
+    def fails(company, asked, *rest):
         if len(asked) > 1:
             raise RuntimeError("too many")
-        return usual(company, asked, size)
+        return usual(company, asked, *rest)
 
     monkeypatch.setattr(Company, "take", fails)
     with drawing() as engine:

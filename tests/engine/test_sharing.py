@@ -7,7 +7,7 @@ from fastdiff.diffusion import shared_steps
 from fastdiff.diffusion.conditioning import ConditioningTable, Entries
 from fastdiff.diffusion.conditions import Conditions
 from fastdiff.diffusion.loop import Loop
-from fastdiff.diffusion.shared_steps import AskedDecode, Company, decode_together
+from fastdiff.diffusion.shared_steps import AskedDecode, decode_together
 from tests.engine.requests import PROMPTS, Held, Steps, drawing
 from tests.parity.image_starts.pictures import picture
 from tests.support.text_pipelines import tiny_controlnet
@@ -37,7 +37,7 @@ def test_latents_are_decoded_in_few_sizes():
     parts = torch.arange(39.0).view(39, 1, 1, 1).split([3, 4, 32])
     found = decode_together([AskedDecode(None, decode, part) for part in parts])
     assert sizes == [16, 16, 4, 2, 1]
-    assert all(torch.equal(ours, 2 * part) for ours, part in zip(found, parts, strict=True))
+    assert all(torch.equal(ours.result, 2 * part) for ours, part in zip(found, parts, strict=True))
 
 
 def drawn_as_one_batch(pipe, options, monkeypatch) -> tuple[Steps, list, list]:
@@ -102,22 +102,20 @@ def test_entries_of_the_table_follow_its_chunks(entries):
 
 
 def test_rows_that_go_on_together_are_not_joined_again(pipe, monkeypatch):
-    """The second step of two requests joins nothing."""
-    counts, usual = [], shared_steps._Batch._join
+    """The second and the third step of two requests join nothing."""
+    counts, usual, take = [], shared_steps._Batch._join, shared_steps._Batch._take
     monkeypatch.setattr(shared_steps._Batch, "_join", lambda *args, **how: counts.append(1) or usual(*args, **how))
-    as_graph = Company.as_graph
 
-    def counted(company, asked, size):
+    def counted(batch, asked, *rest, **how):
         counts.clear()
-        made = as_graph(company, asked, size)
+        take(batch, asked, *rest, **how)
         of_steps.append((len(asked), len(counts)))
-        return made
 
     of_steps: list[tuple[int, int]] = []
-    monkeypatch.setattr(Company, "as_graph", counted)
+    monkeypatch.setattr(shared_steps._Batch, "_take", counted)
     options = [{"prompt": prompt, "seed": i, "num_inference_steps": 3} for i, prompt in enumerate(PROMPTS[:2])]
     drawn_as_one_batch(pipe, options, monkeypatch)
-    assert of_steps[-2:] == [(2, 0), (2, 0)] and of_steps[-3][1] > 3
+    assert of_steps[-2:] == [(2, 0), (2, 0)] and of_steps[-3][1] > 1
 
 
 def test_rows_that_a_callback_changes_are_joined_again(pipe, monkeypatch):

@@ -100,10 +100,10 @@ def gate(monkeypatch) -> Iterator[Gate]:
 
     gate, take = Gate(threading.Event(), threading.Event()), Company.take
 
-    def held(company, asked, size):
+    def held(*args):
         gate.waits.set()
         assert gate.open.wait(TIMEOUT)
-        return take(company, asked, size)
+        return take(*args)
 
     monkeypatch.setattr(Company, "take", held)
     yield gate
