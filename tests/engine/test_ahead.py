@@ -1,5 +1,8 @@
 """Engine: steps that nobody looks at follow each other without the request's thread."""
 
+import threading
+import time
+
 import pytest
 import torch
 
@@ -7,10 +10,11 @@ import fastdiff
 from fastdiff.diffusion import shared_steps
 from fastdiff.diffusion.loop import Loop
 from fastdiff.diffusion.step import Step
+from fastdiff.engine import outside_turn
 from fastdiff.engine.request import Request
 from fastdiff.execution.replaying.trees import map_tensors
 from fastdiff.samplers.shared.from_config import scheduler_from_config
-from tests.engine.requests import PROMPTS, Steps, assert_same, drawing
+from tests.engine.requests import PROMPTS, WAIT, Held, Steps, assert_same, drawing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -81,3 +85,86 @@ def test_a_graph_gets_contiguous_tensors(pipe, monkeypatch):
             engine.submit(pipe, prompt=prompt, seed=i, num_inference_steps=3)
     pipe.denoiser.use_graphs = True
     assert given and all(each.is_contiguous() for each in given)
+
+
+class Block:
+    """Records the steps that follow each other at once, and calls a function in the second step of all."""
+
+    def __init__(self, monkeypatch, act):
+        self.count, self.lengths = 0, []
+        take, usual = shared_steps._Batch.take, shared_steps._Batch._take
+
+        def counted(batch, *args, **how):
+            self.count += 1
+            if self.count == 2:
+                act()
+            usual(batch, *args, **how)
+
+        def block(batch, *args):
+            made = take(batch, *args)
+            self.lengths.append(made[0].steps)
+            return made
+
+        monkeypatch.setattr(shared_steps._Batch, "_take", counted)
+        monkeypatch.setattr(shared_steps._Batch, "take", block)
+        Steps(monkeypatch, as_graph=True)
+
+
+OPTIONS = {"prompt": "a cat", "num_inference_steps": 6, "height": 16, "width": 16, "output_type": "latent"}
+
+
+def test_steps_follow_at_once_while_nobody_comes(pipe, monkeypatch):
+    block = Block(monkeypatch, lambda: None)
+    with drawing() as engine:
+        engine.submit(pipe, **OPTIONS).result()
+    assert block.lengths == [6]
+
+
+@pytest.mark.parametrize(("room", "lengths"), [(2, [2, 4]), (1, [6, 6])])
+def test_who_comes_joins_at_the_next_step_if_there_is_room(pipe, monkeypatch, room, lengths):
+    futures = []
+    block = Block(monkeypatch, lambda: futures.append(engine.submit(pipe, **OPTIONS)))
+    with drawing(max_requests=room) as engine:
+        engine.submit(pipe, **OPTIONS).result()
+        futures[0].result()
+    assert block.lengths[:2] == lengths
+
+
+def test_a_cancelled_request_ends_its_block(pipe, monkeypatch):
+    block = Block(monkeypatch, lambda: future.cancel())
+    with drawing() as engine:
+        held = Held(engine, pipe, num_inference_steps=1, output_type="latent")
+        future = engine.submit(pipe, **OPTIONS)
+        held.gate.set()
+    assert future.cancelled() and block.count == 2
+
+
+def test_a_request_that_returns_has_its_turn_before_the_next_step(pipe, monkeypatch):
+    outside, gate = threading.Event(), threading.Event()
+
+    def leave() -> None:
+        with outside_turn():
+            outside.set()
+            assert gate.wait(WAIT)
+
+    def come_back() -> None:
+        gate.set()
+        while not any(each.returns for each in engine._active):
+            time.sleep(0.001)
+
+    block = Block(monkeypatch, come_back)
+    with drawing() as engine:
+        engine.call(pipe, leave)
+        assert outside.wait(WAIT)
+        engine.submit(pipe, **OPTIONS).result()
+    assert block.lengths == [2, 4]
+
+
+def test_requests_of_other_sizes_take_turns(pipe, monkeypatch):
+    block = Block(monkeypatch, lambda: None)
+    with drawing() as engine:
+        held = Held(engine, pipe, num_inference_steps=1, output_type="latent")
+        for height in (16, 32):
+            engine.submit(pipe, **OPTIONS | {"height": height, "num_inference_steps": 3})
+        held.gate.set()
+    assert block.lengths[-6:] == [1, 1, 1, 1, 1, 1]
