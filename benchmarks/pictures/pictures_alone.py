@@ -102,11 +102,11 @@ def of_diffusers(pipe: Any) -> Draw:
     return lambda **options: pipe(PROMPT, **options).images
 
 
-def loaded(folder: Path, *, offload: bool = False) -> Any:
+def loaded(folder: Path, dtype: torch.dtype = torch.bfloat16, *, offload: bool = False) -> Any:
     """Load diffusers' pipeline from the folder."""
     import diffusers
 
-    pipe = diffusers.DiffusionPipeline.from_pretrained(folder, dtype=torch.bfloat16)
+    pipe = diffusers.DiffusionPipeline.from_pretrained(folder, dtype=dtype)
     if offload:
         pipe.enable_model_cpu_offload(device=DEVICE)
     else:
@@ -128,13 +128,18 @@ def accelerated(folder: Path) -> Draw:
     return of_diffusers(fastdiff.accelerate(loaded(folder)))
 
 
-def compiled(folder: Path) -> Draw:
+def eager_pipeline(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
+    return channels_last(loaded(folder, dtype))
+
+
+def compiled_pipeline(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """Load diffusers' pipeline, whose U-Net and VAE are compiled when they are first called."""
     from benchmarks.models.alone import compile_diffusers
 
-    pipe = channels_last(loaded(folder))
+    pipe = eager_pipeline(folder, dtype)
     pipe.unet = compile_diffusers(pipe.unet)
     pipe.vae.decode = torch.compile(pipe.vae.decode, mode="reduce-overhead", fullgraph=True)
-    return of_diffusers(pipe)
+    return pipe
 
 
 OURS: dict[str, Callable[[Path], Draw]] = {
@@ -143,9 +148,9 @@ OURS: dict[str, Callable[[Path], Draw]] = {
     "accelerate": accelerated,
 }
 WAYS = OURS | {
-    "eager": lambda folder: of_diffusers(channels_last(loaded(folder))),
+    "eager": lambda folder: of_diffusers(eager_pipeline(folder)),
     "eager-offload": lambda folder: of_diffusers(channels_last(loaded(folder, offload=True))),
-    "compile": compiled,
+    "compile": lambda folder: of_diffusers(compiled_pipeline(folder)),
 }
 
 

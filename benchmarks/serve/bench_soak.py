@@ -24,8 +24,8 @@ from PIL import Image
 
 import fastdiff
 from benchmarks.harness.reports import PARSER, report
-from benchmarks.serve.bench_serve import serving
 from benchmarks.serve.load import Answer, Body, closed_loop
+from benchmarks.serve.servers import serving
 from tests.support.text_pipelines import text_pipeline
 
 USERS, KINDS, PARTS = 16, 24, 10

@@ -13,7 +13,29 @@ from typing import Any
 import httpx
 
 PATIENCE = 600.0  # seconds for an answer, at most
+PROMPTS = ("red apple", "fox face", "rocket", "house with garden", "smiling face")
+LATE = 0  # the status of an answer that did not come in time
 Body = dict[str, Any]  # of a request
+
+
+@dataclass(frozen=True)
+class Workload:
+    """How a model is measured."""
+
+    batches: tuple[int, ...] = (1, 4, 16, 32)  # of the pipeline alone
+    clients: int = 64
+    rounds: int = 7  # requests to an idle server
+    steps: int = 20
+
+    @property
+    def bursts(self) -> list[int]:
+        """Numbers of clients that ask at once, up to the largest batch of a server."""
+        return [2**i for i in range(min(self.clients, 32).bit_length())]
+
+    def body(self, number: int, **more: Any) -> Body:
+        """Return the body of a request."""
+        prompt = PROMPTS[number % len(PROMPTS)]
+        return {"prompt": prompt, "seed": number, "num_inference_steps": self.steps, **more}
 
 
 @dataclass(frozen=True)
@@ -59,21 +81,85 @@ def closed_loop(address: str, body: Callable[[int], Body], clients: int, until: 
     return answers
 
 
+def steady_loop(
+    address: str, body: Callable[[int], Body], clients: int, ramp: float, seconds: float
+) -> tuple[float, float, list[Answer]]:
+    """Let clients begin one after the other during `ramp` seconds, and ask again and again for `seconds` more.
+
+    Returns the begin and the end of these, and all answers until then. Requests that are left are cancelled.
+    """
+    answers: list[Answer] = []
+    numbers = iter(range(10**9))
+
+    async def loop(client: httpx.AsyncClient, delay: float) -> None:
+        await asyncio.sleep(delay)
+        while True:
+            answers.append(await ask(client, body(next(numbers))))
+
+    async def run() -> float:
+        async with _client(address) as client:
+            begin = time.perf_counter() + ramp
+            loops = [asyncio.create_task(loop(client, ramp * i / clients)) for i in range(clients)]
+            await asyncio.wait(loops, timeout=ramp + seconds, return_when=asyncio.FIRST_EXCEPTION)
+            await _cancel(loops)
+            return begin
+
+    begin = asyncio.run(run())
+    return begin, begin + seconds, answers
+
+
+def rate_of(answers: Sequence[Answer], begin: float, end: float) -> float:
+    """Return the answers per second from the last one before `begin` to the last one before `end`.
+
+    Raises SystemExit without any.
+    """
+    inside = [each.done for each in answers if begin < each.done <= end]
+    if not inside:
+        raise SystemExit(f"no picture arrived within {end - begin:.1f} s; give more --seconds")
+    return len(inside) / (max(inside) - max((each.done for each in answers if each.done <= begin), default=begin))
+
+
 def poisson(
-    address: str, body: Callable[[int], Body], rate: float, seconds: float, dice: random.Random
+    address: str,
+    body: Callable[[int], Body],
+    rate: float,
+    seconds: float,
+    dice: random.Random,
+    *,
+    most: int,
+    patience: float,
 ) -> list[Answer]:
-    """Ask for `rate` pictures a second on average, at random times, whether or not earlier ones have arrived."""
+    """Ask for `rate` pictures a second on average, at random times, whether or not earlier ones have arrived.
+
+    Asks at most `most` times, and waits for `patience` seconds after the last time. Then answers that have not come are
+    LATE.
+    """
 
     async def run() -> list[Answer]:
         waiting: list[asyncio.Task[Answer]] = []
         async with _client(address) as client:
             start = due = time.perf_counter()
-            while (due := due + dice.expovariate(rate)) < start + seconds:
+            while (due := due + dice.expovariate(rate)) < start + seconds and len(waiting) < most:
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
                 waiting.append(asyncio.create_task(ask(client, body(len(waiting)))))
-            return [await each for each in waiting]
+            if waiting:
+                await asyncio.wait(waiting, timeout=patience)
+            late = [each for each in waiting if not each.done()]
+            await _cancel(late)
+            now = time.perf_counter()
+            left = [Answer({}, now, now, now, LATE) for _ in late]
+            return [each.result() for each in waiting if each not in late] + left
 
     return asyncio.run(run())
+
+
+async def _cancel(tasks: Sequence["asyncio.Task[Any]"]) -> None:
+    """Cancel tasks and wait until they have ended. Raises the first error of their own."""
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result
 
 
 def ask(client: httpx.AsyncClient, body: Body) -> Coroutine[Any, Any, Answer]:
