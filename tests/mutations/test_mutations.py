@@ -33,7 +33,7 @@ def places() -> dict[str, tuple[str, ...]]:
         "kernels.plans": ("kernels/plans/",),
         "single_files": ("fastdiff/checkpoints/",),
         "training": ("training/",),
-        "benchmarks": ("benchmarks/pictures_in/", "benchmarks/z_image/"),
+        "benchmarks": ("benchmarks/pictures_in/", "benchmarks/serve/", "benchmarks/z_image/"),
         "documents": ("benchmarks/documents/", "benchmarks/harness/code.py"),
         "package": ("pyproject.toml", "fastdiff/__init__.pyi", ".ci/", ".github/"),
         "sampler_names": ("fastdiff/sampler_names.py", "fastdiff/__init__.py"),
