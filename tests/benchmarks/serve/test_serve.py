@@ -62,7 +62,7 @@ def test_clients_that_begin_one_after_the_other_ask_until_the_end(address, loads
 
 
 def test_the_rate_counts_whole_bursts(loads):
-    answers = [loads.Answer({}, 0, done, done, 200) for done in (0.9, 0.9, 1.9, 1.9, 2.9, 2.9, 3.1, 3.1)]
+    answers = [loads.Answer({}, 0, done, done, 200) for done in (0.1, 0.1, 0.9, 0.9, 1.9, 1.9, 2.9, 2.9, 3.1, 3.1)]
     assert loads.rate_of(answers, 1.0, 3.0) == pytest.approx(2.0)
     with pytest.raises(SystemExit, match="--seconds"):
         loads.rate_of(answers, 4.0, 5.0)
