@@ -192,7 +192,8 @@ class GroupNormCall(PartsCall[Tensor]):
         whole = _whole_groups(group_width, widths)
         tiles = max(m.mean.shape[1] for m in known)
         affine = affine_arguments(self)
-        if tiles * (1 if whole else group_width) > FOLDED:
+        entries = tiles * (1 if whole else group_width)
+        if entries > FOLDED and (whole or tiles > 1):  # a merge of one tile would only copy
             rows, columns = (256, 8) if tiles > 64 else (64, 16)
             merged = _merge_tiles(known, hw, affine, whole, rows=rows, columns=max(columns, whole), tree=False)
         elif whole and y.numel() >= LARGE:
