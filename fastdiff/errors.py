@@ -22,6 +22,6 @@ class DeviceLostError(RuntimeError):
     """A GPU that failed and that this process can no longer use. The command line exits with 1."""
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """Return another library's error as one line: its class, and its message without line breaks."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST]

@@ -8,9 +8,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from fastdiff.cli.arguments import DEVICES, count, device, sizes
 from fastdiff.cli.interruption import CTRL_C
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fastdiff.serve.studio import Studio
 
 HOST, PORT, DRAIN = "127.0.0.1", 8000, 30.0
+WORKERS: "int | Literal['auto']" = 0  # 0: the server's own process draws
 MAX_REQUESTS, QUEUE, STREAMS, SIDE, WORK, SECONDS = 64, 64, 16, 2048, 1000, 600.0
 Stop: TypeAlias = "SimpleQueue[int | BaseException]"  # the number of a signal, or an error that ends the server
 
@@ -78,15 +80,12 @@ def _studio(args: argparse.Namespace) -> "Studio":
             f"--host {args.host} lets others draw on this machine; give --keys FILE with one key per line, or set "
             f"{VARIABLE}"
         )
-    from fastdiff.hosting.catalogue.offered import OptionFiles
-    from fastdiff.hosting.models import Models
     from fastdiff.serve.drawing.engine_drawer import EngineDrawer
-    from fastdiff.serve.drawing.offers import Offers
+    from fastdiff.serve.drawing.messages import Setup
+    from fastdiff.serve.drawing.workers import Workers, choose_devices
     from fastdiff.serve.orders.limits import Limits
     from fastdiff.serve.studio import Studio
 
-    names = args.model or [defaults.MODEL]
-    models = Models(device=args.device, files=OptionFiles(args.lora_dir), most=len(names))
     limits = Limits(
         batch=args.max_batch,
         requests=args.max_requests,
@@ -97,8 +96,13 @@ def _studio(args: argparse.Namespace) -> "Studio":
         seconds=args.timeout,
         minutes=args.max_minutes,
     )
-    offers = Offers(names, models, args.precision)
-    return Studio(offers, limits, keys, EngineDrawer(offers, limits))
+    setup = Setup(tuple(args.model or [defaults.MODEL]), args.precision, args.lora_dir, limits)
+    offers = setup.offers(args.device)
+    if not args.workers:
+        return Studio(offers, limits, keys, EngineDrawer(offers, limits))
+    devices = choose_devices(args.workers, args.device)
+    of_all = replace(limits, requests=limits.requests * len(devices))
+    return Studio(offers, of_all, keys, Workers(setup, devices))
 
 
 def _say_loaded(loaded: "Future[list[str]]", stop: Stop) -> None:
@@ -137,6 +141,13 @@ def seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
 
 
+def workers(text: str) -> "int | Literal['auto']":
+    """Parse the number of workers."""
+    if text == "auto":
+        return "auto"
+    return 0 if text == "0" else count(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [options]"
     add = parser.add_argument_group("models").add_argument
@@ -147,6 +158,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lora-dir", type=Path, metavar="DIR", help="offer the LoRAs inside DIR, by their names there")
     add("--precision", choices=PRECISIONS, default=defaults.PRECISION, metavar="NAME", help=", ".join(PRECISIONS))
     add("--device", type=device, default=defaults.DEVICE, help=f"{DEVICES} (default: {defaults.DEVICE})")
+    processes = "processes that draw; auto: one for each GPU; 0: the server's own"
+    add("--workers", type=workers, default=WORKERS, metavar="N", help=f"{processes} (default: {WORKERS})")
     warm = "draw these sizes before the server is ready, such as 512x512,1024x768 (default: the model's own)"
     add("--warm", type=sizes, metavar="SIZES", help=warm)
     add = parser.add_argument_group("network").add_argument
@@ -166,7 +179,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("limits").add_argument
     options = {
-        "--max-requests": (count, MAX_REQUESTS, "N", "requests that are drawn at a time"),
+        "--max-requests": (count, MAX_REQUESTS, "N", "requests that are drawn at a time, by each worker"),
         "--max-queue": (count, QUEUE, "N", "more requests that wait; others get 429"),
         "--max-streams": (count, STREAMS, "N", "open streams of a key"),
         "--max-side": (count, SIDE, "PIXELS", "the longest side of a picture"),

@@ -30,11 +30,17 @@ class Limits:
         width, height = run.size or (0, 0)
         if max(width, height) > self.side:
             raise invalid("size", f"{width}x{height} is too large; a side has at most {self.side} pixels")
-        steps = run.request.num_inference_steps or 1
-        work = width * height * steps * len(run.cells) / MEGA
+        work = work_of(run)
         if work > self.work:
+            steps = run.request.num_inference_steps or 1
             problem = (
                 f"{len(run.cells)} x {width}x{height} x {steps} steps are {work:,.0f} million pixels x steps, and "
             )
             remedy = f"the limit is {self.work:,.0f}; ask for fewer pictures or steps, or a smaller size"
             raise ApiError(400, problem + remedy, code="too_much_work")
+
+
+def work_of(run: Run) -> float:
+    """Return the millions of pixels x steps of all pictures of a run."""
+    width, height = run.size or (0, 0)
+    return width * height * (run.request.num_inference_steps or 1) * len(run.cells) / MEGA
