@@ -43,7 +43,8 @@ def test_requests_go_to_the_worker_with_the_least_work(served, faults, pool):
     assert [each.result(TIMEOUT).status_code for each in (large, *small)] == [200] * 3
     wait_until_empty(served)
     after = metrics_of(served)
-    assert after["fastdiff_steps_total",] - before["fastdiff_steps_total",] == 9  # two steps are three of this sampler
+    drawn = after["fastdiff_step_pictures_total",] - before["fastdiff_step_pictures_total",]
+    assert drawn == 9, "the default sampler takes three for two steps"
     assert after["fastdiff_workers",] == 2 and after["fastdiff_memory_bytes", "process"] > 3 * 2**26
     assert after["fastdiff_queue_length",] == after["fastdiff_running",] == 0
 
