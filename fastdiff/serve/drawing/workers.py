@@ -210,7 +210,7 @@ class Workers:
                     self._waiting.remove(task)
 
     def _ready(self) -> list[Process]:
-        return [worker for worker in self.living.values() if worker.is_loaded]
+        return [worker for _, worker in sorted(self.living.items()) if worker.is_loaded]
 
     def _lose(self, error: BaseException) -> None:
         """Tell that a worker cannot load the models, which ends the server."""

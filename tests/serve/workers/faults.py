@@ -121,10 +121,10 @@ def run(connection, device: str, setup: bytes) -> None:
     torch.set_num_threads(1)
     take, gate = Company.take, _Gate()
 
-    def faulty(company, asked, size):
+    def faulty(company, asked, *rest):
         if isinstance(asked[0], AskedStep):
             gate.check()
-        return take(company, asked, size)
+        return take(company, asked, *rest)
 
     Company.take = faulty
     entry.run(connection, device, setup)
