@@ -7,6 +7,7 @@ A MODEL is emoji-sd, or sd15 or sdxl with random weights, or the folder of a pip
 own, and the clients are on the same machine. Each row is one SERVER:
 
     shared             `fastdiff serve`, whose requests share steps
+    worker             `fastdiff serve --workers 1`, whose own process only speaks HTTP
     alone              `fastdiff serve --max-batch 1`, which draws one picture at a time
     diffusers          the same HTTP with diffusers' pipeline under torch.compile, one picture at a time
     diffusers-eager    the same without torch.compile; only if `--server` names it

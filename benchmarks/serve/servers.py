@@ -14,6 +14,7 @@ from benchmarks.harness.reports import environment
 _FASTDIFF, _DIFFUSERS = ("fastdiff", "serve", "--port", "0"), ("benchmarks.serve.diffusers_server",)
 SERVERS = {  # the module that runs, and its options
     "shared": _FASTDIFF,
+    "worker": (*_FASTDIFF, "--workers", "1"),
     "alone": (*_FASTDIFF, "--max-batch", "1"),
     "diffusers": _DIFFUSERS,
     "diffusers-eager": (*_DIFFUSERS, "--eager"),
