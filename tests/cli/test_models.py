@@ -9,7 +9,7 @@ from fastdiff.checkpoints.model_card import ModelCard
 from tests.checkpoints.single_files import headers
 
 
-def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model, refused):
+def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, here, model, refused):
     listed = fastdiff("models").stdout
     for name in ("emoji64", "emoji64-dit"):
         assert re.search(rf"^{name} +bundled +64x64, ddim, 216 labels$", listed, re.MULTILINE)
@@ -18,17 +18,15 @@ def test_models_lists_what_is_bundled_and_what_a_model_offers(fastdiff, model, r
     assert "emoji-edges" not in models and controlnets == (
         f"{'emoji-edges':<40} bundled  ControlNet for emoji-sd, reads pictures of 3 channels\n"
     )
-    done = fastdiff("models", model)
+    done = here("models", model)
     assert "guidance_scale: 4.0\n" in done.stdout and "\n  215  twemoji flags\n" in done.stdout
     assert "\ngroup  noto food: noto fruit, " in done.stdout
     assert "\n  216 " not in done.stdout, "the null label is not listed"
-    shown = fastdiff("models", "emoji-edges").stdout
+    shown = here("models", "emoji-edges").stdout
     assert shown == "emoji-edges: ControlNet for emoji-sd, reads pictures of 3 channels\n"
     for command in ("sample", "warm"):
-        refused(
-            fastdiff(command, "--model", "emoji-edges"), "/emoji-edges is a ControlNet, which draws with a text mod"
-        )
-    refused(fastdiff("models", "emoji65"), "no model 'emoji65'; did you mean emoji64?")
+        refused(here(command, "--model", "emoji-edges"), "/emoji-edges is a ControlNet, which draws with a text mod")
+    refused(here("models", "emoji65"), "no model 'emoji65'; did you mean emoji64?")
 
 
 def test_example_prompts_are_listed(fastdiff, text_folder, tmp_path):

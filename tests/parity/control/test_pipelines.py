@@ -1,5 +1,7 @@
 """Pipelines with ControlNets against diffusers' in float32: one generator, the latents of every step, the pictures."""
 
+import functools
+
 import diffusers
 import numpy as np
 import pytest
@@ -76,6 +78,14 @@ STARTED = {
 KINDS = ("sd1", "sdxl", "sd2")
 
 
+@pytest.fixture(scope="module")
+def made(text_pipes):
+    """Return `controlled` of tiny pipelines, which makes each pair once. Tests must not change them."""
+    return functools.cache(
+        lambda start, kind, count=1, **options: controlled(start, kind, text_pipes(kind), count, **options)
+    )
+
+
 def of_kinds(cases: dict) -> list:
     """Return each case with each kind of model: quick with one of SD 1 and SDXL in turn."""
     return [
@@ -86,51 +96,51 @@ def of_kinds(cases: dict) -> list:
 
 
 @pytest.mark.parametrize(("kind", "options"), of_kinds(ONE))
-def test_one_controlnet(kind, options, text_pipes):
-    pipes = controlled("text", kind, text_pipes(kind))
+def test_one_controlnet(kind, options, made):
+    pipes = made("text", kind)
     assert_both_draw_the_same(*pipes, **{"image": CONTROL} | STEPS | options)
 
 
 @pytest.mark.parametrize(("kind", "options"), of_kinds(NETS))
-def test_options_of_a_controlnet(kind, options, text_pipes):
-    pipes = controlled("text", kind, text_pipes(kind), **options)
+def test_options_of_a_controlnet(kind, options, made):
+    pipes = made("text", kind, **options)
     assert_both_draw_the_same(*pipes, image=CONTROL, **STEPS)
 
 
 @pytest.mark.parametrize(("kind", "options"), of_kinds(TWO))
-def test_two_controlnets(kind, options, text_pipes):
-    pipes = controlled("text", kind, text_pipes(kind), count=2)
+def test_two_controlnets(kind, options, made):
+    pipes = made("text", kind, count=2)
     assert_both_draw_the_same(*pipes, **{"image": PAIR, "height": 16, "width": 20} | STEPS | options)
 
 
 @pytest.mark.parametrize("seed", [5, [1, 2, 3, 4]], ids=["generator", "generators"])
-def test_pictures_of_each_prompt(seed, text_pipes):
+def test_pictures_of_each_prompt(seed, made):
     """A list for each prompt, of a picture for each ControlNet. diffusers has it for SD 1 and 2 alone."""
-    pipes = controlled("text", "sd1", text_pipes("sd1"), count=2)
+    pipes = made("text", "sd1", count=2)
     pictures = [[picture(1), picture(2)], [picture(3), picture(4)]]
     assert_both_draw_the_same(*pipes, image=pictures, seed=seed, **SEVERAL | STEPS)
 
 
 @pytest.mark.parametrize(("kind", "options"), of_kinds(STARTED))
-def test_image_to_image(kind, options, text_pipes):
-    pipes = controlled("image", kind, text_pipes(kind))
+def test_image_to_image(kind, options, made):
+    pipes = made("image", kind)
     assert_both_draw_the_same(
         *pipes, **{"image": picture(), "control_image": CONTROL, "num_inference_steps": 6} | options
     )
 
 
 @pytest.mark.parametrize(("kind", "options"), of_kinds(MASKED))
-def test_inpainting(kind, options, text_pipes):
-    pipes = controlled("mask", kind, text_pipes(kind))
+def test_inpainting(kind, options, made):
+    pipes = made("mask", kind)
     given = {"image": picture(), "mask_image": mask(), "control_image": CONTROL, "num_inference_steps": 6}
     assert_both_draw_the_same(*pipes, **given | options)
 
 
 @pytest.mark.parametrize("guess_mode", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["sdxl", pytest.param("sd1", marks=pytest.mark.slow)])
-def test_inpainting_with_pooled_residuals(kind, guess_mode, text_pipes):
+def test_inpainting_with_pooled_residuals(kind, guess_mode, made):
     """They mean guess mode, except in SDXL's inpainting."""
-    pipes = controlled("mask", kind, text_pipes(kind), global_pool_conditions=True)
+    pipes = made("mask", kind, global_pool_conditions=True)
     given = {"image": picture(), "mask_image": mask(), "control_image": CONTROL, "guess_mode": guess_mode}
     drawn = assert_both_draw_the_same(*pipes, **given, **STEPS)
     guessed = draw(pipes[1], **given | {"guess_mode": True}, **STEPS)
@@ -139,15 +149,15 @@ def test_inpainting_with_pooled_residuals(kind, guess_mode, text_pipes):
 
 
 @pytest.mark.parametrize("kind", ["sd1", pytest.param("sdxl", marks=pytest.mark.slow)])
-def test_inpainting_of_a_part(kind, text_pipes):
+def test_inpainting_of_a_part(kind, made):
     given = {"image": picture(), "mask_image": mask(), "control_image": CONTROL, "num_inference_steps": 4}
     given |= {"padding_mask_crop": 2, "output_type": "pil"}
-    theirs, ours = (draw(pipe, **given) for pipe in controlled("mask", kind, text_pipes(kind)))
+    theirs, ours = (draw(pipe, **given) for pipe in made("mask", kind))
     assert_same(*((states, np.stack([*map(as_array, pictures)])) for states, pictures in (ours, theirs)))
 
 
-def test_sizes_of_sdxl(text_pipes):
-    pipes = controlled("text", "sdxl", text_pipes("sdxl"))
+def test_sizes_of_sdxl(made):
+    pipes = made("text", "sdxl")
     options = {"original_size": (500, 300), "crops_coords_top_left": (3, 40), "negative_original_size": (30, 50)}
     assert_both_draw_the_same(*pipes, image=CONTROL, **STEPS, **options)
     options = {"denoising_end": 0.6, "control_guidance_end": 0.7, "output_type": "latent"}
@@ -164,9 +174,9 @@ def test_a_share_of_all_model_calls(name, text_pipes):
     assert_both_draw_the_same(theirs, ours.with_scheduler(theirs.scheduler), **given)
 
 
-def test_the_picture_and_the_scale_count(text_pipes):
+def test_the_picture_and_the_scale_count(made):
     """The comparisons above can fail."""
-    _, ours = controlled("text", "sd1", text_pipes("sd1"))
+    _, ours = made("text", "sd1")
     first = draw(ours, image=CONTROL)
     for options in ({"image": picture(6)}, {"controlnet_conditioning_scale": 0.9}, {"guess_mode": True}):
         with pytest.raises(AssertionError):

@@ -22,7 +22,8 @@ ON = pytest.mark.parametrize(
     ],
     ids=["cpu", "cuda-fp32", "cuda-bf16", "cuda-fp16"],
 )
-STEPS = {"num_inference_steps": 4, "output_type": "pt"}
+STEPS = {"num_inference_steps": 4, "output_type": "latent"}
+PICTURES = {"num_inference_steps": 2, "output_type": "pt"}
 CONTROL = picture(5)
 
 pytestmark = [
@@ -155,9 +156,9 @@ def test_a_batch_at_once_as_on_a_gpu(options, plain, monkeypatch):
     pipe = plain.with_parts(controlnet=[tiny_controlnet("sd1", i, global_pool_conditions=pooled) for i in (4, 5)])
     pictures = [[picture(i), picture(9 + i)] for i in range(3)]
     given = {"image": pictures, "guess_mode": options.get("guess_mode", False), "control_guidance_end": [1.0, 0.5]}
-    expected = pipe(["a cat", "riding", "a cat"], **given, **STEPS).images
+    expected = pipe(["a cat", "riding", "a cat"], **given, **STEPS | {"output_type": "pt"}).images
     monkeypatch.setattr(loop.Loop, "step_alone", loop.Loop.step_as_graph)
-    found = pipe(["a cat", "riding", "a cat"], **given, **STEPS).images
+    found = pipe(["a cat", "riding", "a cat"], **given, **STEPS | {"output_type": "pt"}).images
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
@@ -173,14 +174,14 @@ def test_pictures_are_drawn_one_each_unless_more_are_asked_for(pipe):
 
 
 def test_the_size_of_the_pictures(pipe):
-    assert pipe("a cat", image=picture(width=23, height=17), **STEPS).images.shape[2:] == (16, 22)
-    assert pipe("a cat", image=CONTROL, height=12, width=28, **STEPS).images.shape[2:] == (12, 28)
+    assert pipe("a cat", image=picture(width=23, height=17), **PICTURES).images.shape[2:] == (16, 22)
+    assert pipe("a cat", image=CONTROL, height=12, width=28, **PICTURES).images.shape[2:] == (12, 28)
     latents = torch.randn(1, 4, 6, 10)
-    assert pipe("a cat", image=CONTROL, latents=latents, **STEPS).images.shape[2:] == (12, 20)
-    started = pipe("a cat", image=picture(width=28), control_image=CONTROL, **STEPS).images
+    assert pipe("a cat", image=CONTROL, latents=latents, **PICTURES).images.shape[2:] == (12, 20)
+    started = pipe("a cat", image=picture(width=28), control_image=CONTROL, **PICTURES).images
     assert started.shape[2:] == (16, 28)
     masked = {"mask_image": mask(width=28), "control_image": CONTROL}
-    assert pipe("a cat", image=picture(width=28), **masked, **STEPS).images.shape[2:] == (16, 28)
+    assert pipe("a cat", image=picture(width=28), **masked, **PICTURES).images.shape[2:] == (16, 28)
 
 
 def test_kinds_of_control_pictures(pipe):
@@ -196,7 +197,7 @@ def test_kinds_of_control_pictures(pipe):
 
 def test_an_enlarged_picture_has_the_same_control(pipe, counted):
     pipe.denoiser.use_graphs = False
-    given = {"image": CONTROL, "controlnet_conditioning_scale": 0.7, "upscale": 2.0, **STEPS}
+    given = {"image": CONTROL, "controlnet_conditioning_scale": 0.7, "upscale": 2.0, **PICTURES}
     drawn = pipe("a cat", **given).images
     pipe.denoiser.use_graphs = True
     assert drawn.shape[2:] == (32, 40)

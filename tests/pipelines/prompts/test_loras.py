@@ -7,7 +7,7 @@ from fastdiff import InputError, Pipeline
 from tests.adapters.formats import in_diffusers, random_loras
 from tests.support.text_pipelines import text_pipeline
 
-STEPS = {"num_inference_steps": 2, "output_type": "pt", "seed": 3, "prompt_syntax": "weighted"}
+STEPS = {"num_inference_steps": 2, "output_type": "latent", "seed": 3, "prompt_syntax": "weighted"}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,7 +13,7 @@ from tests.adapters.formats import in_diffusers, random_loras
 from tests.support.text_pipelines import CLIP, text_pipeline, tiny_encoder
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)  # the card is only named
-STEPS = {"num_inference_steps": 2, "output_type": "pt", "seed": 3}
+STEPS = {"num_inference_steps": 2, "output_type": "latent", "seed": 3}
 PROMPT = "a photo of the (cat:1.5)"
 LONG = "a cat, " * 20
 

@@ -6,7 +6,7 @@ import torch
 from fastdiff import InputError, Pipeline
 from tests.support.pairwise import product
 
-STEPS = {"num_inference_steps": 4, "output_type": "pt"}
+STEPS = {"num_inference_steps": 4, "output_type": "latent"}
 SD2 = pytest.param("sd2", marks=pytest.mark.slow, id="sd2")
 KINDS = pytest.mark.parametrize("kind", ["sd1", SD2, "sdxl"])
 LONG = "a cat, " * 20
