@@ -41,7 +41,7 @@ from benchmarks.harness.reports import PARSER, report
 from benchmarks.serve import pipeline_alone
 from benchmarks.serve.clock import Clock
 from benchmarks.serve.load import Answer, Body, Workload, closed_loop, one_by_one, poisson, rate_of, steady_loop
-from benchmarks.serve.servers import SERVERS, serving
+from benchmarks.serve.servers import SERVERS, SHARING, serving
 from fastdiff.checkpoints import hub
 
 WORKLOADS = {
@@ -97,7 +97,8 @@ def measure(
     def body(number: int, **more: Any) -> Body:
         return workload.body(number, **more)
 
-    if server == "shared" and pipeline["pipeline_batch"] > 1:
+    shares = server in SHARING
+    if shares and pipeline["pipeline_batch"] > 1:
         for count in workload.bursts:  # graphs of all sizes are captured
             closed_loop(
                 address, lambda number: body(number, num_inference_steps=WARM_STEPS), count, lambda done: done > 0
@@ -110,7 +111,7 @@ def measure(
     parts = all_drawn(one_by_one(address, bodies))[2:]
     yield {"partial_ms": 1e3 * statistics.median(each.first - each.asked for each in parts)}
     # Shared steps are even once each client has begun at another time: one picture of each takes so long.
-    ramp = workload.clients / pipeline["pipeline_s"] if server == "shared" else 2 * one
+    ramp = workload.clients / pipeline["pipeline_s"] if shares else 2 * one
     begin, end, answers = steady_loop(address, body, workload.clients, ramp, options.seconds)
     capacity = rate_of(all_drawn(answers), begin, end)
     yield {"capacity_s": capacity, "share": capacity / pipeline["pipeline_s"]}

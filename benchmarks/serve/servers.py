@@ -19,6 +19,7 @@ SERVERS = {  # the module that runs, and its options
     "diffusers": _DIFFUSERS,
     "diffusers-eager": (*_DIFFUSERS, "--eager"),
 }
+SHARING = ("shared", "worker")  # servers whose requests share steps
 ENDING = 10.0  # seconds after SIGTERM
 
 
