@@ -29,10 +29,10 @@ def companies(monkeypatch) -> list[int]:
     counts: list[int] = []
     take = Company.take
 
-    def counted(company, asked, size):
+    def counted(company, asked, *rest):
         if isinstance(asked[0], AskedStep):  # not the decoding
             counts.append(len(asked))
-        return take(company, asked, size)
+        return take(company, asked, *rest)
 
     monkeypatch.setattr(Company, "take", counted)
     return counts
